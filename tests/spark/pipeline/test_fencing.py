@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,7 +25,8 @@ from waterclock.spark.pipeline.failures import PipelineError
 from waterclock.spark.pipeline.fencing import PipelineRun
 from waterclock.spark.pipeline.outputs import remove_unfinished
 from waterclock.spark.pipeline.progress import Progress
-from waterclock.spark.pipeline.running import MicroBatchWriter, replay_pipeline, run_pipeline
+from waterclock.spark.pipeline.running import MicroBatchWriter, replay_pipeline, run_pipeline, state_parts
+from waterclock.spark.runtime.partitions import PARTITIONS
 
 OVERTAKEN = "'press': another run has taken over its checkpoint"
 ROWS = 12
@@ -199,6 +201,17 @@ def test_an_overtaken_run_does_not_blame_the_checkpoint_for_what_the_later_one_h
     spark.range(1).write.parquet(f"{tmp_path}/batches/run=r-0000000001")
     with pytest.raises(PipelineError, match=OVERTAKEN):
         writer(spark.range(1), 0)
+
+
+def test_a_checkpoint_without_its_stream_id_is_refused(spark: SparkSession, pipeline: Pipeline, tmp_path: Path) -> None:
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    lines = ["v1", json.dumps({"conf": {PARTITIONS: "2"}}), json.dumps({"buckets": 8})]
+    (offsets / "0").write_text("\n".join(lines), encoding="ascii")
+    with pytest.raises(wc.InvalidArgumentError, match="its checkpoint lacks the file metadata"):
+        state_parts(spark, pipeline)
+    (offsets.parent / "metadata").write_text('{"id": "r"}', encoding="ascii")
+    assert state_parts(spark, pipeline) == (2, 8)
 
 
 @pytest.mark.parametrize("overtaken", [False, True])

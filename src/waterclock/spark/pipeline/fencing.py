@@ -84,7 +84,7 @@ class PipelineRun:
         try:
             yield
         except (PySparkException, Py4JError):
-            with suppress(PySparkException, Py4JError):  # the first error counts
+            with suppress(PySparkException, Py4JError, ConnectionError):  # the first error counts
                 self.check_latest(spark)
             raise
 

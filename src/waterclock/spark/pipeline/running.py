@@ -17,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
 from waterclock._support import moments
+from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
@@ -188,8 +189,7 @@ class MicroBatchWriter:
 
     def _stream_id(self, spark: SparkSession) -> str:
         """Read the stream's id, which belongs to its checkpoint and outlives each run."""
-        lines = spark.read.text(f"{self._pipeline.checkpoint.rstrip('/')}/metadata").head(1)
-        return json.loads(lines[0][0])["id"]
+        return json.loads(_metadata(spark, self._pipeline).head(1)[0][0])["id"]
 
 
 class _Stream:
@@ -249,12 +249,13 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
 def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
     """Return the partitions of a pipeline's state: those of its checkpoint, its file, or the number of cores.
 
-    Raises `InvalidArgumentError` if checkpoint and file differ.
+    Raises `InvalidArgumentError` if checkpoint and file differ, or the checkpoint has lost its stream's id.
     """
     kept = parts_in(spark, pipeline.checkpoint)
     if kept is None:
         partitions = pipeline.state_partitions or chosen_partitions(spark)
         return Parts(partitions, pipeline.state_buckets or chosen_buckets(partitions))
+    _refuse_lost_id(spark, pipeline)
     for name, wanted, has in (
         ("state_partitions", pipeline.state_partitions, kept.partitions),
         ("state_buckets", pipeline.state_buckets, kept.buckets),
@@ -265,6 +266,27 @@ def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
                 " Leave it out, or start with another checkpoint"
             )
     return kept
+
+
+def _metadata(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
+    return spark.read.text(f"{pipeline.checkpoint.rstrip('/')}/metadata")
+
+
+def _refuse_lost_id(spark: SparkSession, pipeline: Pipeline) -> None:
+    """Check that a checkpoint with offsets has the file with its stream's id, which names the outputs' writes.
+
+    Spark would choose a new id, and a micro-batch that is repeated would be stored twice.
+    """
+    try:
+        _ = _metadata(spark, pipeline).schema
+    except PySparkException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise InvalidArgumentError(
+            f"cannot start pipeline {quoted(pipeline.name)}: its checkpoint lacks the file metadata, so its last"
+            " micro-batch may be written twice. Restore the whole checkpoint, or start with a new checkpoint and"
+            " other outputs"
+        ) from error
 
 
 def _outcomes(pipeline: Pipeline, source: DataStreamReader) -> DataFrame:
