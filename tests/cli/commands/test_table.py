@@ -162,7 +162,7 @@ def test_dead_letters_are_listed_and_brought_back(shell: Shell) -> None:
     shell("table", "receive", "orders", "--wait", "100ms", expect=FAILED)
     letters = shell.json("table", "dead", "orders")
     assert [letter["payload"] for letter in letters] == ["coffee", "tea"]
-    assert letters[0]["dead_reason"] == "sent 1 times without an ack"
+    assert letters[0]["dead_reason"] == "sent once without an ack"
     shell("table", "redrive", "orders", str(letters[0]["id"]))
     assert "redrove 1 dead letters" in shell.said
     shell("table", "redrive", "orders")

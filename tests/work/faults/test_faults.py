@@ -300,7 +300,7 @@ def test_an_exception_with_a_broken_repr_does_not_end_a_slot(
     with running(worker):
         until(lambda: worker.counts.failed == 2)
     assert "Unspeakable" in caplog.text
-    assert [one["dead_reason"] for one in orders.dead_letters()] == ["sent 1 times without an ack"] * 2
+    assert [one["dead_reason"] for one in orders.dead_letters()] == ["sent once without an ack"] * 2
 
 
 @pytest.mark.one_database

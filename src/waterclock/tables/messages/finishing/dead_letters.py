@@ -66,7 +66,8 @@ def dies_when_given_back(context: TableContext, leased: Leased) -> bool:
 
 def exhausted_reason(context: TableContext) -> str:
     """Return the reason why a message died that was not acked in all its attempts."""
-    return f"sent {context.options.max_attempts} times without an ack"
+    most = context.options.max_attempts
+    return f"sent {'once' if most == 1 else f'{most} times'} without an ack"
 
 
 def bury(context: TableContext, connection: SqlConnection, seqs: Sequence[int], why: str) -> None:
