@@ -397,35 +397,34 @@ class RateAwareColumns:
     ) -> RateBatches:
         kernel = KERNEL.interpreted
         count = len(times)
-        facts, tracks = self._facts, self._tracks
-        facts[[kernel.JOINED, kernel.ACTIVE_FROM, kernel.BATCHES, kernel.ALL_PILED]] = 0
-        tracks[:, kernel.ROOT] = kernel.NONE
-        tracks[:, kernel.PILED] = 0
-        joined, starts, ends, closed_at, reasons, until = (np.empty(count + 1, np.int64) for _ in range(6))
-        children = (np.empty(count, np.int32) for _ in range(2))
-        KERNEL.call(
+        joined, given, kept = (np.empty(count + 1, np.int64) for _ in range(3))
+        table = np.empty((count + 1, kernel.BATCH_COLUMNS), np.int64)
+        links = np.empty((count, kernel.LINK_COLUMNS), np.int32)
+        links[:, kernel.WAITS_FOR] = waits_for
+        ends_of = [np.array([0, total], np.int64) for total in (count, len(calls), len(self._tracks), 0)]
+        keeps = KERNEL.call(
             "run", count,
-            rows, times, calls, clock, flush, facts, tracks, self._rings,
-            *children, waits_for, joined, starts, ends, closed_at, reasons, until,
+            rows, times, ends_of[0], calls, ends_of[1], clock, ends_of[2], np.array([flush]),
+            self._facts[np.newaxis], self._tracks, self._rings, links, joined, table, ends_of[3], given, kept,
         )  # fmt: skip
-        closed, given_out = facts[kernel.BATCHES], facts[kernel.ACTIVE_FROM]
-        leaving, offsets = joined[:given_out], np.concatenate([[0], until[:closed]])
+        starts, ends, closed_at, reasons, until = table[: ends_of[3][1]].T.copy()
+        leaving, offsets = given[: count - keeps], np.concatenate([[0], until])
         boundaries = {}
         if self._boundaries:
-            boundaries = boundaries_by_batch(offsets, times[leaving], tracks[rows[leaving], kernel.ROLE] == CUTS)
+            boundaries = boundaries_by_batch(offsets, times[leaving], self._tracks[rows[leaving], kernel.ROLE] == CUTS)
         batches = RateBatches(
-            starts[:closed].copy(),
-            ends[:closed].copy(),
-            closed_at[:closed].copy(),
-            tuple(kernel.REASONS[reason] for reason in reasons[:closed].tolist()),
+            starts,
+            ends,
+            closed_at,
+            tuple(kernel.REASONS[reason] for reason in reasons.tolist()),
             offsets,
             numbers[leaving],
             self._shifts[leaving],
-            tuple(runs_of(self._run_of_source, (0, int(closed)), starts, ends, boundaries)),
+            tuple(runs_of(self._run_of_source, (0, len(starts)), starts, ends, boundaries)),
         )
-        kept = np.concatenate([joined[given_out : facts[kernel.JOINED]], np.flatnonzero(waits_for >= 0)])
+        kept = kept[:keeps]
         self._codes, self._times, self._numbers = rows[kept], times[kept], numbers[kept]
-        self._waits_for, self._shifts = waits_for[kept], self._shifts[kept]
+        self._waits_for, self._shifts = links[kept, kernel.WAITS_FOR], self._shifts[kept]
         return batches
 
 

@@ -34,9 +34,12 @@ from waterclock.batching.rate.starts import MOST_RUNS
 from waterclock.time import MAX_NS, MIN_NS
 
 njit, types = numba_for(__name__)
+_internal = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # only compiled code calls it
+_inlined = njit(error_model="numpy", inline="always")
 
 Ints = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.int32]
+Values = npt.NDArray[np.int64] | npt.NDArray[np.float64]
+Links = npt.NDArray[np.int32]
 Table = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Codes = npt.NDArray[np.uint32]  # unsigned, because Numba then leaves out the test for negative indices
@@ -109,9 +112,13 @@ RUNS_FROM = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_ERAS
 RUN_COLUMNS = 3
 ALL_FACTS = RUNS_FROM + RUN_COLUMNS * (MOST_RUNS + 1)
 
-NONE = -1
-NEVER = MAX_NS
-BEFORE_ALL = MIN_NS
+# The columns of the links of messages, whose last is NONE for messages that do not wait, and those of batches.
+LEFT, RIGHT, WAITS_FOR, LINK_COLUMNS = range(4)
+BATCH_START, BATCH_END, CLOSED_AT, REASON, UNTIL, BATCH_COLUMNS = range(6)
+
+# Numba compiles a function once for each Python constant passed to it, but only once for all numbers of NumPy.
+NONE, NEVER, BEFORE_ALL, ZERO, ONE = np.array([-1, MAX_NS, MIN_NS, 0, 1], np.int64)
+FALSE, TRUE = np.array([False, True])
 
 _SECOND = 1_000_000_000
 _NEAR = 8
@@ -126,16 +133,14 @@ class Known(NamedTuple):
 
 
 class WaitingMessages(NamedTuple):
-    """By message: its track, event time, children in its pile, and the track for which it waits, or NONE."""
+    """By message: its track, its event time, and in ``links`` its children in a pile and the track it waits for."""
 
     rows: Codes
     times: Ints
-    left: Rows
-    right: Rows
-    waits_for: Rows
+    links: Links
 
 
-@njit(error_model="numpy")
+@_internal
 def _earliest(origin: int, rate: int, start: int, back: int) -> int:
     """`PulseGrid.earliest` of the pulse ``back`` before the first of the window at ``start``, without overflow."""
     if rate < 0:
@@ -152,12 +157,25 @@ def _earliest(origin: int, rate: int, start: int, back: int) -> int:
     return origin + second * _SECOND - (1 - 2 * (number - back)) * _SECOND // (2 * rate)
 
 
-@njit(error_model="numpy")
+@_internal
 def _is_near(raw: float, rate: int) -> bool:
     return abs(raw - rate) <= max(0.1 * rate, 0.1)
 
 
-@njit(error_model="numpy")
+@_internal
+def _sorted(values: Values, count: int) -> Values:
+    """Sort the first few values: to compile a further form of NumPy's sort takes seconds."""
+    ordered = np.empty_like(values[:count])
+    for k in range(count):
+        place = k
+        while place > 0 and ordered[place - 1] > values[k]:
+            ordered[place] = ordered[place - 1]
+            place -= 1
+        ordered[place] = values[k]
+    return ordered
+
+
+@_internal
 def _period(ordered: Ints, double: int) -> tuple[float, int]:
     per_pulse = np.empty(ordered.size, np.float64)
     count = 0
@@ -166,7 +184,7 @@ def _period(ordered: Ints, double: int) -> tuple[float, int]:
         if periods >= 1:
             per_pulse[count] = difference / periods
             count += 1
-    per_pulse = np.sort(per_pulse[:count])
+    per_pulse = _sorted(per_pulse, count)
     period = (per_pulse[(count - 1) // 2] + per_pulse[count // 2]) / 2
     fitting = 0
     for difference in ordered:
@@ -175,7 +193,7 @@ def _period(ordered: Ints, double: int) -> tuple[float, int]:
     return period, fitting
 
 
-@njit(error_model="numpy")
+@_internal
 def _obvious(ring: Ints, count: int) -> int:
     """Return the rate if it does not depend on which difference is the median; 0 if it does."""
     shortest = longest = ring[0]
@@ -188,7 +206,7 @@ def _obvious(ring: Ints, count: int) -> int:
     return rate if rate == int(fast + 0.5) and _is_near(slow, rate) and _is_near(fast, rate) else 0
 
 
-@njit(error_model="numpy")
+@_internal
 def _estimate(ring: Ints, count: int, current: int) -> int:
     """As `StreamPeriodEstimator.rate_after`; 0 for None."""
     if count < MIN_DIFFERENCES:
@@ -196,13 +214,7 @@ def _estimate(ring: Ints, count: int, current: int) -> int:
     rate = _obvious(ring, count)
     if rate:
         return rate
-    ordered = np.empty(count, np.int64)
-    for k in range(count):
-        place = k
-        while place > 0 and ordered[place - 1] > ring[k]:
-            ordered[place] = ordered[place - 1]
-            place -= 1
-        ordered[place] = ring[k]
+    ordered = _sorted(ring, count)
     double = ordered[(count - 1) // 2] + ordered[count // 2]
     period, fitting = double / 2, count
     if _NEAR * (double - 2 * ordered[0]) > double or _NEAR * (2 * ordered[count - 1] - double) > double:
@@ -218,12 +230,12 @@ def _estimate(ring: Ints, count: int, current: int) -> int:
     return rate if rate >= 1 and _is_near(raw, rate) else 0
 
 
-@njit(error_model="numpy")
+@_internal
 def _own_period(ring: Ints, count: int) -> int:
     """As `StreamPeriodEstimator.own_period`; 0 for None."""
     if count < STABLE_DIFFERENCES:
         return 0
-    ordered = np.sort(ring[:count])
+    ordered = _sorted(ring, count)
     if ordered[count - 1] == LONGEST_DIFFERENCE:
         return 0
     guess, _ = _period(ordered, ordered[(count - 1) // 2] + ordered[count // 2])
@@ -238,30 +250,30 @@ def _own_period(ring: Ints, count: int) -> int:
     return period if 0 < period <= _SECOND and 8 * fitting >= 7 * count else 0
 
 
-@njit(error_model="numpy")
+@_internal
 def _merge(one: int, other: int, messages: WaitingMessages) -> int:
     """Merge two skew heaps (Sleator and Tarjan 1986) of waiting messages."""
     if one == NONE:
         return other
     if other == NONE:
         return one
-    times, left, right = messages.times, messages.left, messages.right
+    times, links = messages.times, messages.links
     if times[other] < times[one]:
         one, other = other, one
     root = one
     while True:
-        lower = right[one]
-        right[one] = left[one]
+        lower = links[one, RIGHT]
+        links[one, RIGHT] = links[one, LEFT]
         if lower == NONE:
-            left[one] = other
+            links[one, LEFT] = other
             return root
         if times[other] < times[lower]:
             lower, other = other, lower
-        left[one] = lower
+        links[one, LEFT] = lower
         one = lower
 
 
-@njit(error_model="numpy", inline="always")  # passing all these arrays to a function costs thirty times the work
+@_inlined  # passing all these arrays to a function costs thirty times the work
 def _push_behind(row: int, message: int, tracks: Table, messages: WaitingMessages) -> bool:
     """Push a message behind the newest of its pile, as for nearly all; False if it belongs elsewhere.
 
@@ -269,26 +281,26 @@ def _push_behind(row: int, message: int, tracks: Table, messages: WaitingMessage
     """
     event_time = messages.times[message]
     last = tracks[row, PILE_LAST]
-    if not tracks[row, PILED] or event_time < tracks[row, PILE_NEWEST] or messages.left[last] != NONE:
+    if not tracks[row, PILED] or event_time < tracks[row, PILE_NEWEST] or messages.links[last, LEFT] != NONE:
         return False
-    messages.left[last] = message
-    messages.left[message] = messages.right[message] = NONE
-    messages.waits_for[message] = row
+    messages.links[last, LEFT] = message
+    messages.links[message, LEFT] = messages.links[message, RIGHT] = NONE
+    messages.links[message, WAITS_FOR] = row
     tracks[row, PILE_NEWEST] = event_time
     tracks[row, PILE_LAST] = message
     tracks[row, PILED] += 1
     return True
 
 
-@njit(error_model="numpy")
+@_internal
 def _push(row: int, message: int, tracks: Table, messages: WaitingMessages) -> None:
     """As `Pile.push`."""
     if _push_behind(row, message, tracks, messages):
         return
     track = tracks[row]
     event_time = messages.times[message]
-    messages.left[message] = messages.right[message] = NONE
-    messages.waits_for[message] = row
+    messages.links[message, LEFT] = messages.links[message, RIGHT] = NONE
+    messages.links[message, WAITS_FOR] = row
     if not track[PILED] or event_time >= track[PILE_NEWEST]:
         track[PILE_NEWEST] = event_time
         track[PILE_LAST] = message
@@ -296,31 +308,31 @@ def _push(row: int, message: int, tracks: Table, messages: WaitingMessages) -> N
     track[PILED] += 1
 
 
-@njit(error_model="numpy")
+@_internal
 def _take_oldest(track: Ints, messages: WaitingMessages) -> int:
     """Take the oldest message off a pile."""
     message = int(track[ROOT])
-    track[ROOT] = _merge(int(messages.left[message]), int(messages.right[message]), messages)
+    track[ROOT] = _merge(np.int64(messages.links[message, LEFT]), np.int64(messages.links[message, RIGHT]), messages)
     track[PILED] -= 1
-    messages.waits_for[message] = NONE
+    messages.links[message, WAITS_FOR] = NONE
     return message
 
 
-@njit(error_model="numpy")
+@_internal
 def _by_time(some: Ints, messages: WaitingMessages) -> Ints:
     """Order messages that do not wait by event time, in a heap: to compile a sort by key takes seconds."""
     root = NONE
     for message in some:
-        messages.left[message] = messages.right[message] = NONE
-        root = _merge(root, int(message), messages)
+        messages.links[message, LEFT] = messages.links[message, RIGHT] = NONE
+        root = _merge(root, message, messages)
     ordered = np.empty_like(some)
     for k in range(len(some)):
         ordered[k] = root
-        root = _merge(int(messages.left[root]), int(messages.right[root]), messages)
+        root = _merge(np.int64(messages.links[root, LEFT]), np.int64(messages.links[root, RIGHT]), messages)
     return ordered
 
 
-@njit(error_model="numpy")
+@_internal
 def _observe(row: int, event_time: int, set_back: int, known: Known) -> None:
     """As `StreamPeriodEstimator.observe`."""
     track = known.tracks[row]
@@ -334,7 +346,7 @@ def _observe(row: int, event_time: int, set_back: int, known: Known) -> None:
         track[NEWEST] = event_time
 
 
-@njit(error_model="numpy")
+@_internal
 def _notice(track: Ints, event_time: int) -> None:
     """As `Track.notice`."""
     if not track[PRESENT]:
@@ -345,7 +357,7 @@ def _notice(track: Ints, event_time: int) -> None:
     track[NOTICE_FROM] = NEVER if not track[RATE] or track[SATISFIED] else track[LAST_FROM]
 
 
-@njit(error_model="numpy")
+@_internal
 def _place_track(track: Ints, facts: Ints, steps: int) -> None:
     """As `Track.place`."""
     start, length, disorder = facts[WINDOW_START], facts[LENGTH], facts[DISORDER]
@@ -363,12 +375,12 @@ def _place_track(track: Ints, facts: Ints, steps: int) -> None:
         track[STEADY] = not is_cut
     else:
         end = facts[CUT_AT] if is_cut else start + length
-        track[OVER_FROM] = end if is_cut else _earliest(track[ORIGIN], track[RATE], end, 0)
+        track[OVER_FROM] = end if is_cut else _earliest(track[ORIGIN], track[RATE], end, ZERO)
         if disorder:
             track[LAST_FROM] = track[OVER_FROM] + disorder
         else:
-            track[LAST_FROM] = _earliest(track[ORIGIN], track[RATE], end + DRIFT_TOLERANCE * is_cut, 1)
-        track[FAR_FROM] = _earliest(track[ORIGIN], track[RATE], end + HORIZON * length + disorder, 0)
+            track[LAST_FROM] = _earliest(track[ORIGIN], track[RATE], end + DRIFT_TOLERANCE * is_cut, ONE)
+        track[FAR_FROM] = _earliest(track[ORIGIN], track[RATE], end + HORIZON * length + disorder, ZERO)
         rate = track[RATE]
         track[STEADY] = not is_cut and (length % -rate if rate < 0 else length % _SECOND * rate % _SECOND) == 0
     if track[NEWEST] < start - ERA * length:
@@ -378,7 +390,7 @@ def _place_track(track: Ints, facts: Ints, steps: int) -> None:
     track[NOTICE_FROM] = BEFORE_ALL if track[ROLE] == GATES else NEVER
 
 
-@njit(error_model="numpy")
+@_internal
 def _regrid(row: int, start: int, known: Known) -> None:
     """As `Track.regrid`."""
     track, length = known.tracks[row], known.facts[LENGTH]
@@ -402,36 +414,36 @@ def _regrid(row: int, start: int, known: Known) -> None:
         track[STEADY] = 0
 
 
-@njit(error_model="numpy")
+@_internal
 def _windows_to(track: Ints, event_time: int, facts: Ints) -> int:
     """As `Track.windows_to`."""
     start, length = facts[WINDOW_START], facts[LENGTH]
     if facts[CUT_AT] != NEVER:
         return int(event_time >= facts[CUT_AT])
     steps = (event_time - start) // length
-    if track[RATE] and event_time >= _earliest(track[ORIGIN], track[RATE], start + (steps + 1) * length, 0):
+    if track[RATE] and event_time >= _earliest(track[ORIGIN], track[RATE], start + (steps + 1) * length, ZERO):
         steps += 1
     return steps
 
 
-@njit(error_model="numpy")
+@_internal
 def _begin_track(row: int, known: Known) -> None:
     track = known.tracks[row]
     track[TRACKED] = 1
     track[NEWEST] = NEVER
     track[KEPT] = track[NEXT_KEPT] = track[RATE] = track[STEADY] = track[ABSENT_BATCHES] = 0
     track[ROOT] = NONE
-    _place_track(track, known.facts, 0)
+    _place_track(track, known.facts, ZERO)
 
 
-@njit(error_model="numpy")
+@_internal
 def _apart(earlier: int, later: int) -> np.uint64:
     """Return the distance of two times; unsigned, since it may exceed the largest signed number."""
     # From int64 first: NumPy refuses to convert Python's negative integers, which the interpreted form passes.
     return np.uint64(np.int64(later)) - np.uint64(np.int64(earlier))
 
 
-@njit(error_model="numpy")
+@_internal
 def _plausible_range(times: Ints, length: int, moving: bool) -> tuple[int, int]:
     """As `rule.plausible_range`."""
     ordered = np.sort(times)
@@ -448,14 +460,14 @@ def _plausible_range(times: Ints, length: int, moving: bool) -> tuple[int, int]:
     return oldest, newest
 
 
-@njit(error_model="numpy")
+@_internal
 def _placed(anchor: int, length: int) -> int:
     """As `rule.placed`."""
     margin = 2 * ERA * length
     return min(max(anchor, MIN_NS + margin), MAX_NS - margin)
 
 
-@njit(error_model="numpy")
+@_internal
 def _era_until(start: int, length: int) -> int:
     """As `RateWindow.era_until`."""
     return min(start, MAX_NS - 2 * ERA * length) + length + ERA * length
@@ -465,7 +477,7 @@ def _era_until(start: int, length: int) -> int:
 _LAST, _STEP = 1, 2
 
 
-@njit(error_model="numpy")
+@_internal
 def _taken(start: int, facts: Ints) -> int:
     for k in range(facts[RUNS]):
         run = RUNS_FROM + RUN_COLUMNS * k
@@ -477,7 +489,7 @@ def _taken(start: int, facts: Ints) -> int:
     return NONE
 
 
-@njit(error_model="numpy")
+@_internal
 def _free_start(start: int, facts: Ints) -> int:
     """As `Starts.free`."""
     furthest = int(facts[FURTHEST])
@@ -491,7 +503,7 @@ def _free_start(start: int, facts: Ints) -> int:
     return furthest + 1
 
 
-@njit(error_model="numpy")
+@_internal
 def _remove_earliest_run(facts: Ints) -> int:
     count = int(facts[RUNS])
     earliest = RUNS_FROM
@@ -506,7 +518,7 @@ def _remove_earliest_run(facts: Ints) -> int:
     return last
 
 
-@njit(error_model="numpy")
+@_internal
 def _remember_run(first: int, last: int, step: int, facts: Ints) -> None:
     """Record a run that began before all others."""
     for place in range(RUNS_FROM + RUN_COLUMNS * facts[RUNS] - 1, RUNS_FROM - 1, -1):
@@ -515,7 +527,7 @@ def _remember_run(first: int, last: int, step: int, facts: Ints) -> None:
     facts[RUNS] += 1
 
 
-@njit(error_model="numpy")
+@_internal
 def _begin_start(start: int, step: int, facts: Ints) -> None:
     """As `Starts.begin`."""
     facts[FURTHEST] = max(facts[FURTHEST], start)
@@ -530,27 +542,27 @@ def _begin_start(start: int, step: int, facts: Ints) -> None:
     facts[RUNS] += 1
     if facts[RUNS] > MOST_RUNS:
         _remove_earliest_run(facts)
-        _remember_run(MIN_NS, _remove_earliest_run(facts), 1, facts)
+        _remember_run(BEFORE_ALL, _remove_earliest_run(facts), ONE, facts)
 
 
 # Places of the other facts of a piece of traffic elsewhere, after its oldest event time.
 _UNTIL, _COVERED, _CALLS, _MARK = 1, 2, 3, 4
 
 
-@njit(error_model="numpy")
+@_internal
 def _within(low: int, high: int, most: int) -> int:
     """Return the distance of two times, but at most this much."""
     between = _apart(low, high)
-    return most if between > np.uint64(most) else int(between)
+    return most if between > np.uint64(most) else int(np.int64(between))  # signed, or Numba makes it a float
 
 
-@njit(error_model="numpy")
+@_internal
 def _move_elsewhere(from_: int, to: int, facts: Ints) -> None:
     for column in range(ELSEWHERE_COLUMNS):
         facts[to + column] = facts[from_ + column]
 
 
-@njit(error_model="numpy")
+@_internal
 def _add_elsewhere(oldest: int, newest: int, covered: int, mark: int, length: int, facts: Ints) -> None:
     era, enough = np.uint64(ERA * length), STALLED * length
     calls = 1
@@ -579,28 +591,28 @@ def _add_elsewhere(oldest: int, newest: int, covered: int, mark: int, length: in
     facts[ERAS] = (place - ELSEWHERE_FROM) // ELSEWHERE_COLUMNS + 1
 
 
-@njit(error_model="numpy")
+@_internal
 def _add_pieces_elsewhere(ordered: Ints, mark: int, length: int, facts: Ints) -> None:
-    oldest = newest = int(ordered[0])
-    covered = 0
+    oldest = newest = ordered[0]
+    covered = ZERO
     for k in range(len(ordered)):
-        time = int(ordered[k])
+        time = ordered[k]
         if _apart(newest, time) > np.uint64(ERA * length):
             _add_elsewhere(oldest, newest, covered, mark, length, facts)
-            oldest, covered = time, 0
+            oldest, covered = time, ZERO
         else:
             covered = min(covered + _within(newest, time, HORIZON * length), STALLED * length)
         newest = time
     _add_elsewhere(oldest, newest, covered, mark, length, facts)
 
 
-@njit(error_model="numpy")
+@_internal
 def _has_moved_on(known: int, length: int, facts: Ints) -> bool:
     """As `Elsewhere.has_moved_on`."""
     return bool(facts[known + _CALLS] > 1 and facts[known + _COVERED] >= STALLED * length)
 
 
-@njit(error_model="numpy")
+@_internal
 def _keeps_pace(known: int, facts: Ints) -> bool:
     """As `Elsewhere.keeps_pace`, of the high-water mark."""
     span, mark = _apart(int(facts[known]), int(facts[known + _UNTIL])), int(facts[known + _MARK])
@@ -609,7 +621,7 @@ def _keeps_pace(known: int, facts: Ints) -> bool:
     return bool(facts[HIGH_WATER] >= mark and whole <= _apart(mark, int(facts[HIGH_WATER])))
 
 
-@njit(error_model="numpy")
+@_internal
 def _moved(rivalled: bool, facts: Ints) -> None:
     """As `StallWatch.moved`."""
     facts[UNMOVED] = 0
@@ -622,7 +634,7 @@ def _moved(rivalled: bool, facts: Ints) -> None:
             facts[ERAS] += 1
 
 
-@njit(error_model="numpy")
+@_internal
 def _is_contested(length: int, facts: Ints) -> bool:
     """As `StallWatch.is_contested`."""
     for k in range(facts[ERAS]):
@@ -632,7 +644,7 @@ def _is_contested(length: int, facts: Ints) -> bool:
     return False
 
 
-@njit(error_model="numpy")
+@_internal
 def _is_stuck(times: Ints, first: int, stop: int, mark: int, start: int, length: int, facts: Ints) -> bool:
     """As `StallWatch.is_stuck`, for the event times of a call and the window at ``start``.
 
@@ -657,23 +669,19 @@ def _is_stuck(times: Ints, first: int, stop: int, mark: int, start: int, length:
 
 
 class KernelOutput(NamedTuple):
-    """Messages in the order in which they joined a window; and for each batch its window, closing, reason and end."""
+    """Messages in the order in which they joined a window, and a row for each batch."""
 
     joined: Ints
-    starts: Ints
-    ends: Ints
-    closed: Ints
-    reasons: Ints
-    until: Ints
+    batches: Table
 
 
-@njit(error_model="numpy")
+@_internal
 def _join(message: int, facts: Ints, out: KernelOutput) -> None:
     out.joined[facts[JOINED]] = message
     facts[JOINED] += 1
 
 
-@njit(error_model="numpy")
+@_internal
 def _notice_and_count(track: Ints, event_time: int, facts: Ints) -> None:
     """As `Assembly.notice`."""
     present, satisfied = track[PRESENT], track[SATISFIED]
@@ -683,7 +691,7 @@ def _notice_and_count(track: Ints, event_time: int, facts: Ints) -> None:
         facts[WAITING] -= track[SATISFIED] - satisfied
 
 
-@njit(error_model="numpy")
+@_internal
 def _windows_to_first(gating_only: bool, known: Known, messages: WaitingMessages) -> int:
     """As `Assembly.windows_to_first`."""
     nearest = NEVER
@@ -695,7 +703,7 @@ def _windows_to_first(gating_only: bool, known: Known, messages: WaitingMessages
     return 0 if nearest == NEVER else nearest
 
 
-@njit(error_model="numpy")
+@_internal
 def _complete_windows(known: Known) -> int:
     """Return for how many windows no message can still come, if each gating stream has a message that waits."""
     facts, complete = known.facts, NEVER
@@ -707,7 +715,7 @@ def _complete_windows(known: Known) -> int:
     return max(complete, 0)
 
 
-@njit(error_model="numpy")
+@_internal
 def _gap(known: Known, messages: WaitingMessages) -> int:
     """As `Assembly.gap`."""
     facts = known.facts
@@ -717,21 +725,21 @@ def _gap(known: Known, messages: WaitingMessages) -> int:
         if facts[JOINED] - facts[ACTIVE_FROM] > facts[STRAYS]:
             return 0
         complete = _windows_to(known.tracks[-1], facts[HIGH_WATER] - facts[DISORDER], facts)
-        steps = _windows_to_first(False, known, messages)
+        steps = _windows_to_first(FALSE, known, messages)
         return max(min(steps, complete), 0) if facts[DISORDER] else steps
     if facts[CONTRIBUTING]:
         return 0
     for row in range(len(known.tracks)):
         if known.tracks[row, RATE] and not known.tracks[row, PILED]:
             return 0
-    steps = _windows_to_first(True, known, messages)
+    steps = _windows_to_first(TRUE, known, messages)
     return min(steps, _complete_windows(known)) if facts[DISORDER] else steps
 
 
-@njit(error_model="numpy")
+@_internal
 def _has_between(track: Ints, messages: WaitingMessages) -> bool:
     """As `Pile.has_between` for the times that satisfy the gate; visits few messages before them."""
-    times, left, right = messages.times, messages.left, messages.right
+    times, links = messages.times, messages.links
     first, stop = track[LAST_FROM], track[FAR_FROM]
     if times[int(track[ROOT])] >= first:
         return bool(times[int(track[ROOT])] < stop)
@@ -741,7 +749,7 @@ def _has_between(track: Ints, messages: WaitingMessages) -> bool:
     while open_:
         open_ -= 1
         message = heap[open_]
-        for child in (left[message], right[message]):
+        for child in (links[message, LEFT], links[message, RIGHT]):
             if child == NONE or times[child] >= stop:
                 continue
             if times[child] >= first:
@@ -751,20 +759,20 @@ def _has_between(track: Ints, messages: WaitingMessages) -> bool:
     return False
 
 
-@njit(error_model="numpy")
+@_internal
 def _let_in(track: Ints, facts: Ints, messages: WaitingMessages, out: KernelOutput) -> None:
     # A field lookup in the loop would cost more than everything else in it.
-    _, times, left, right, waits_for = messages
+    times, links = messages.times, messages.links
     joined = out.joined
-    root, piled, over_from = int(track[ROOT]), track[PILED], track[OVER_FROM]
+    root, piled, over_from = track[ROOT], track[PILED], track[OVER_FROM]
     first = last = facts[JOINED]
     while piled and times[root] < over_from:
         joined[last] = root
         last += 1
         piled -= 1
-        waits_for[root] = NONE
-        lower = int(left[root])
-        root = lower if right[root] == NONE else _merge(lower, int(right[root]), messages)
+        links[root, WAITS_FOR] = NONE
+        lower = np.int64(links[root, LEFT])
+        root = lower if links[root, RIGHT] == NONE else _merge(lower, np.int64(links[root, RIGHT]), messages)
     if last > first:
         track[ROOT], track[PILED], facts[JOINED] = root, piled, last
         oldest, newest = int(times[joined[first]]), int(times[joined[last - 1]])
@@ -775,7 +783,7 @@ def _let_in(track: Ints, facts: Ints, messages: WaitingMessages, out: KernelOutp
         track[SATISFIED] = 1
 
 
-@njit(error_model="numpy")
+@_inlined
 def _change_length(start: int, known: Known) -> None:
     facts = known.facts
     facts[LENGTH], facts[TIMEOUT_NS] = facts[NEXT_LENGTH], facts[NEXT_TIMEOUT]
@@ -785,20 +793,20 @@ def _change_length(start: int, known: Known) -> None:
             _regrid(row, start, known)
 
 
-@njit(error_model="numpy")
+@_internal
 def _ahead(facts: Ints) -> int:
     """Return how far (ns) the mark may be ahead of the window's start, and a held message of its end."""
     return HORIZON * facts[LENGTH] + facts[DISORDER]
 
 
-@njit(error_model="numpy")
+@_internal
 def _set_timeout(facts: Ints) -> None:
     """As `RateRule.awaiting`."""
     if facts[AUTO]:
         facts[TIMEOUT_NS] = min(facts[LENGTH] * 6 // 5 + facts[AWAITED], HORIZON * facts[LENGTH])
 
 
-@njit(error_model="numpy")
+@_internal
 def _open_window(start: int, steps: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     """As `Assembly.open`."""
     facts = known.facts
@@ -813,7 +821,8 @@ def _open_window(start: int, steps: int, known: Known, messages: WaitingMessages
     _begin_start(start, length, facts)
     facts[WINDOW_START], facts[CUT_AT] = start, NEVER
     boundary = NEVER
-    for track in known.tracks:
+    for row in range(len(known.tracks)):
+        track = known.tracks[row]
         if track[TRACKED] and track[ROLE] == CUTS:
             _place_track(track, facts, steps)
             _let_in(track, facts, messages, out)
@@ -821,29 +830,30 @@ def _open_window(start: int, steps: int, known: Known, messages: WaitingMessages
                 boundary = min(boundary, messages.times[int(track[ROOT])])
     if boundary <= start + length:
         facts[CUT_AT] = boundary
-    for track in known.tracks:
+    for row in range(len(known.tracks)):
+        track = known.tracks[row]
         if track[TRACKED] and track[ROLE] != CUTS:
             _place_track(track, facts, steps)
     _admit_waiting(known, messages, out)
 
 
-@njit(error_model="numpy")
+@_internal
 def _skip(steps: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     """As `Assembly.skip`."""
     facts = known.facts
     if facts[CUT_AT] == NEVER:
         _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
     else:
-        _open_window(facts[CUT_AT], 0, known, messages, out)
+        _open_window(facts[CUT_AT], ZERO, known, messages, out)
 
 
-@njit(error_model="numpy")
+@_internal
 def _cut(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     """As `Assembly._cut`, when `_place_ahead` has found the boundary."""
     facts = known.facts
-    for track in known.tracks:
-        if track[TRACKED]:
-            _place_track(track, facts, 0)
+    for row in range(len(known.tracks)):
+        if known.tracks[row, TRACKED]:
+            _place_track(known.tracks[row], facts, ZERO)
     stop, facts[JOINED] = facts[JOINED], facts[ACTIVE_FROM]
     for place in range(facts[JOINED], stop):
         message = out.joined[place]
@@ -860,7 +870,7 @@ def _cut(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     _admit_waiting(known, messages, out)
 
 
-@njit(error_model="numpy")
+@_internal
 def _admit_waiting(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     """As `Assembly._admit_waiting`."""
     facts = known.facts
@@ -868,7 +878,8 @@ def _admit_waiting(known: Known, messages: WaitingMessages, out: KernelOutput) -
     facts[GATING] = facts[CONTRIBUTING] = facts[WAITING] = facts[ALL_PILED] = 0
     newest_waiting = BEFORE_ALL
     newest_gating = start + length
-    for track in known.tracks:
+    for row in range(len(known.tracks)):
+        track = known.tracks[row]
         if not track[TRACKED]:
             continue
         if track[PILED]:
@@ -889,7 +900,7 @@ def _admit_waiting(known: Known, messages: WaitingMessages, out: KernelOutput) -
             facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest_waiting, start + _ahead(facts)))
 
 
-@njit(error_model="numpy")
+@_inlined
 def _review(known: Known) -> None:
     for row in range(len(known.tracks) - 1):
         track = known.tracks[row]
@@ -908,19 +919,19 @@ def _review(known: Known) -> None:
                 track[TRACKED] = track[ABSENT_BATCHES] = 0
 
 
-@njit(error_model="numpy")
+@_internal
 def _in_era(time: int, start: int, length: int) -> bool:
     return start - ERA * length <= time <= _era_until(start, length)
 
 
-@njit(error_model="numpy")
+@_internal
 def _is_rivalled(facts: Ints) -> bool:
     """As `Assembly.is_rivalled`."""
     more = 2 * facts[STRAYS] > facts[JOINED] - facts[ACTIVE_FROM] + facts[ALL_PILED]
     return bool(facts[DOUBTFUL] == 1 and (facts[OUTNUMBERED] or more))
 
 
-@njit(error_model="numpy")
+@_internal
 def _is_agreed(known: Known) -> bool:
     """As `Assembly._is_agreed`."""
     facts, riding = known.facts, len(known.tracks) - 1
@@ -932,21 +943,18 @@ def _is_agreed(known: Known) -> bool:
     return bool(streams > 1 and not _is_rivalled(facts))
 
 
-@njit(error_model="numpy")
+@_internal
 def _write_batch(start: int, end: int, reason: int, facts: Ints, out: KernelOutput) -> None:
     """Close a batch of all that has joined."""
-    number = facts[BATCHES]
-    out.starts[number] = start
-    out.ends[number] = end
-    out.closed[number] = facts[HIGH_WATER]
-    out.reasons[number] = reason
-    out.until[number] = facts[JOINED]
+    batch = out.batches[facts[BATCHES]]
+    batch[BATCH_START], batch[BATCH_END], batch[CLOSED_AT] = start, end, facts[HIGH_WATER]
+    batch[REASON], batch[UNTIL] = reason, facts[JOINED]
     facts[BATCHES] += 1
     facts[ACTIVE_FROM] = facts[JOINED]
     facts[STRAYS] = 0
 
 
-@njit(error_model="numpy")
+@_inlined
 def _observe_in_order(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     """Observe the messages of the window, whose order of arrival does not show the rates."""
     facts = known.facts
@@ -956,7 +964,7 @@ def _observe_in_order(known: Known, messages: WaitingMessages, out: KernelOutput
             _observe(row, event_time, HORIZON * facts[LENGTH], known)
 
 
-@njit(error_model="numpy")
+@_internal
 def _give_out(reason: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     """As `Assembly.close`, up to the opening of the next window."""
     facts = known.facts
@@ -975,18 +983,18 @@ def _give_out(reason: int, known: Known, messages: WaitingMessages, out: KernelO
     _review(known)
 
 
-SLOTS, GAP, TIMEOUT, STALL, FLUSH, START, BOUNDARY = range(7)
+SLOTS, GAP, TIMEOUT, STALL, FLUSH, START, BOUNDARY = np.arange(7, dtype=np.int64)
 """Why a batch closed, as the kernel writes it."""
 
 REASONS = ("slots", "gap", "timeout", "stall", "flush", "start", "boundary")
 
 
-@njit(error_model="numpy")
+@_internal
 def _has_timed_out(start: int, facts: Ints) -> bool:
     return bool(facts[TIMEOUT_NS] != NEVER and facts[HIGH_WATER] >= start + facts[TIMEOUT_NS] + facts[DISORDER])
 
 
-@njit(error_model="numpy")
+@_internal
 def _close_complete(known: Known, messages: WaitingMessages, out: KernelOutput) -> bool:
     facts = known.facts
     before = facts[BATCHES]
@@ -1005,7 +1013,7 @@ def _close_complete(known: Known, messages: WaitingMessages, out: KernelOutput) 
         _skip(max(steps, 1), known, messages, out)
 
 
-@njit(error_model="numpy")
+@_internal
 def _place_ahead(row: int, message: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts, track = known.facts, known.tracks[row]
     event_time = messages.times[message]
@@ -1026,7 +1034,7 @@ def _place_ahead(row: int, message: int, known: Known, messages: WaitingMessages
         facts[WAITING] -= 1
 
 
-@njit(error_model="numpy")
+@_internal
 def _note_delays(first: int, stop: int, known: Known, messages: WaitingMessages) -> None:
     facts = known.facts
     mark = facts[HIGH_WATER] - facts[DISORDER]
@@ -1039,7 +1047,7 @@ def _note_delays(first: int, stop: int, known: Known, messages: WaitingMessages)
                 facts[SLOWEST] = mark - event_time
 
 
-@njit(error_model="numpy")
+@_internal
 def _place(row: int, message: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> bool:
     facts = known.facts
     event_time = messages.times[message]
@@ -1062,7 +1070,7 @@ def _place(row: int, message: int, known: Known, messages: WaitingMessages, out:
     return True
 
 
-@njit(error_model="numpy", inline="always")  # and no views: both cost more than everything else for a single message
+@_inlined  # and no views: both cost more than everything else for a single message
 def _take(first: int, stop: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts, tracks, rings, rows = known.facts, known.tracks, known.rings, messages.rows
     newest = BEFORE_ALL
@@ -1100,16 +1108,16 @@ def _take(first: int, stop: int, known: Known, messages: WaitingMessages, out: K
     facts[HIGH_WATER] = max(facts[HIGH_WATER], min(newest, facts[WINDOW_START] + _ahead(facts)))
 
 
-@njit(error_model="numpy")
+@_internal
 def _begin(first: int, stop: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts = known.facts
     length = facts[LENGTH]
-    oldest, newest = _plausible_range(messages.times[first:stop], length, False)
+    oldest, newest = _plausible_range(messages.times[first:stop].copy(), length, FALSE)
     start = _placed(newest, length)
     facts[BEGUN] = 1
     facts[WINDOW_START] = facts[HIGH_WATER] = start
     facts[DOUBTFUL], facts[TRUSTED_FROM] = 1, start + STALLED * length
-    _begin_track(len(known.tracks) - 1, known)
+    _begin_track(np.uint32(len(known.tracks) - 1), known)
     for message in range(first, stop):
         _join(message, facts, out)
     joined = out.joined[: facts[JOINED]]
@@ -1125,11 +1133,11 @@ def _begin(first: int, stop: int, known: Known, messages: WaitingMessages, out: 
     begin = min(oldest, start - 1)
     _write_batch(begin, start, START, facts, out)
     facts[FURTHEST] = begin
-    _open_window(start, 0, known, messages, out)
-    _remember_run(begin, begin, 1, facts)
+    _open_window(start, ZERO, known, messages, out)
+    _remember_run(begin, begin, ONE, facts)
 
 
-@njit(error_model="numpy")
+@_internal
 def _place_anew(anchor: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts = known.facts
     start = _placed(anchor, facts[LENGTH])
@@ -1153,17 +1161,17 @@ def _place_anew(anchor: int, known: Known, messages: WaitingMessages, out: Kerne
                 plausible[count] = message
                 count += 1
         for message in plausible[:count]:
-            _push(row, message, known.tracks, messages)
+            _push(np.uint32(row), message, known.tracks, messages)
     _give_out(STALL, known, messages, out)
     facts[OUTNUMBERED] = 0
     for row in range(len(known.tracks) - 1):
         if facts[DOUBTFUL] and known.tracks[row, TRACKED]:
             _regrid(row, start, known)
     facts[HIGH_WATER] = start
-    _open_window(start, 0, known, messages, out)
+    _open_window(start, ZERO, known, messages, out)
 
 
-@njit(error_model="numpy")
+@_inlined
 def _follow(oldest: int, newest: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     """As `Assembly.follow`."""
     facts, times = known.facts, messages.times
@@ -1181,18 +1189,18 @@ def _follow(oldest: int, newest: int, known: Known, messages: WaitingMessages, o
     facts[STRAYS] -= count
     batches = facts[BATCHES]
     _place_anew(oldest, known, messages, out)
-    if out.until[batches] == (out.until[batches - 1] if batches else 0):
+    if out.batches[batches, UNTIL] == (out.batches[batches - 1, UNTIL] if batches else 0):
         facts[BATCHES] = batches  # the batch that this closes is empty
     mark, cut_at = BEFORE_ALL, facts[CUT_AT]
     for message in traffic[:count]:
-        if _place(int(messages.rows[message]), message, known, messages, out):
+        if _place(messages.rows[message], message, known, messages, out):
             mark = max(mark, times[message])
     facts[HIGH_WATER] = max(facts[HIGH_WATER], min(mark, facts[WINDOW_START] + _ahead(facts)))
     if facts[CUT_AT] < cut_at:
         _cut(known, messages, out)
 
 
-@njit(error_model="numpy")
+@_internal
 def _with_piled(times: Ints, known: Known, messages: WaitingMessages) -> Ints:
     """Collect the event times of all messages that wait behind others."""
     together = np.empty(len(times) + known.facts[ALL_PILED], np.int64)
@@ -1210,14 +1218,14 @@ def _with_piled(times: Ints, known: Known, messages: WaitingMessages) -> Ints:
             message = heap[open_]
             together[count] = messages.times[message]
             count += 1
-            for child in (messages.left[message], messages.right[message]):
+            for child in (messages.links[message, LEFT], messages.links[message, RIGHT]):
                 if child != NONE:
                     heap[open_] = child
                     open_ += 1
     return together
 
 
-@njit(error_model="numpy")
+@_internal
 def _recover(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts = known.facts
     start, length = facts[WINDOW_START], facts[LENGTH]
@@ -1228,24 +1236,24 @@ def _recover(known: Known, messages: WaitingMessages, out: KernelOutput) -> None
         times = np.empty(recent, np.int64)
         for k in range(recent):
             times[k] = messages.times[out.joined[facts[JOINED] - 1 - k]]
-        oldest, anchor = _plausible_range(times, length, True)
-        if facts[ALL_PILED] and _plausible_range(_with_piled(times, known, messages), length, True)[1] != anchor:
+        oldest, anchor = _plausible_range(times, length, TRUE)
+        if facts[ALL_PILED] and _plausible_range(_with_piled(times, known, messages), length, TRUE)[1] != anchor:
             anchor = end
         if start <= anchor <= end:
             _give_out(STALL, known, messages, out)
-            _skip(1, known, messages, out)
+            _skip(ONE, known, messages, out)
         elif oldest > _era_until(start, length) and _apart(oldest, anchor) >= np.uint64(MOVING * length):
             _follow(oldest, anchor, known, messages, out)
         else:
             _place_anew(anchor, known, messages, out)
     elif facts[ALL_PILED]:
-        _skip(max(1, _windows_to_first(False, known, messages)), known, messages, out)
+        _skip(max(1, _windows_to_first(FALSE, known, messages)), known, messages, out)
     _close_complete(known, messages, out)
     _moved(facts[DOUBTFUL] == 1 and _in_era(facts[WINDOW_START], start, length), facts)
     facts[SINCE] = facts[LOOKED]
 
 
-@njit(error_model="numpy")
+@_inlined
 def _gives_way(
     first: int, stop: int, mark: int, held: int, known: Known, messages: WaitingMessages, out: KernelOutput
 ) -> bool:
@@ -1264,7 +1272,7 @@ def _gives_way(
     return True
 
 
-@njit(error_model="numpy", inline="always")
+@_inlined
 def _add(  # noqa: C901  # a call for each message would cost more than its work
     first: int, stop: int, now: int, known: Known, messages: WaitingMessages, out: KernelOutput
 ) -> None:
@@ -1302,7 +1310,7 @@ def _add(  # noqa: C901  # a call for each message would cost more than its work
         facts[SINCE] = now
 
 
-@njit(error_model="numpy")
+@_inlined
 def _flush(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts = known.facts
     while facts[JOINED] > facts[ACTIVE_FROM] or facts[ALL_PILED]:
@@ -1310,7 +1318,7 @@ def _flush(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
         if facts[JOINED] > facts[ACTIVE_FROM]:
             _give_out(FLUSH, known, messages, out)
         else:
-            steps = max(1, _windows_to_first(False, known, messages))
+            steps = max(1, _windows_to_first(FALSE, known, messages))
         _skip(steps, known, messages, out)
     facts[UNMOVED] = facts[ERAS] = 0
     facts[SINCE] = facts[LOOKED]
@@ -1322,15 +1330,42 @@ _codes_in = types.Array(types.uint32, 1, "C", readonly=True)
 _flags_in = types.Array(types.boolean, 1, "C", readonly=True)
 _ints = types.Array(types.int64, 1, "C")
 _tables = types.Array(types.int64, 2, "C")
-_rows = types.Array(types.int32, 1, "C")
+_links = types.Array(types.int32, 2, "C")
+
+
+@_inlined
+def _run(
+    first_call: int,
+    calls: Ints,
+    clock: Ints,
+    flush: bool,
+    known: Known,
+    messages: WaitingMessages,
+    out: KernelOutput,
+) -> None:
+    """Run the calls of a source, ``first_call`` of which has the first reading of ``clock``."""
+    facts = known.facts
+    facts[JOINED] = facts[ACTIVE_FROM] = facts[BATCHES] = facts[ALL_PILED] = 0
+    for row in range(len(known.tracks)):
+        known.tracks[row, ROOT] = NONE
+        known.tracks[row, PILED] = 0
+    for message in range(calls[0]):
+        if messages.links[message, WAITS_FOR] == NONE:
+            _join(message, facts, out)
+        else:
+            _push(np.uint32(messages.links[message, WAITS_FOR]), message, known.tracks, messages)
+            facts[ALL_PILED] += 1
+    for call in range(len(calls) - 1):
+        now = clock[first_call + call] if len(clock) else facts[LOOKED]
+        _add(calls[call], calls[call + 1], now, known, messages, out)
+    if flush:
+        _flush(known, messages, out)
 
 
 @njit(
-    types.void(
-        *[_codes_in, _times_in, _times_in, _times_in, types.boolean],
-        *[_ints, _tables, _tables],
-        *[_rows] * 3,
-        *[_ints] * 6,
+    types.int64(
+        *[_codes_in, _times_in, _times_in, _times_in, _times_in, _times_in, _times_in, _flags_in],
+        *[_tables, _tables, _tables, _links, _ints, _tables, _ints, _ints, _ints],
     ),
     cache=True,
     nogil=True,
@@ -1339,113 +1374,54 @@ _rows = types.Array(types.int32, 1, "C")
 def run(
     rows: Codes,
     times: Ints,
-    calls: Ints,
-    clock: Ints,
-    flush: bool,
-    facts: Ints,
-    tracks: Table,
-    rings: Table,
-    left: Rows,
-    right: Rows,
-    waits_for: Rows,
-    joined: Ints,
-    starts: Ints,
-    ends: Ints,
-    closed: Ints,
-    reasons: Ints,
-    until: Ints,
-) -> None:
-    """Run the calls; see `waterclock.batching.rate.by_column.columns.RateAwareColumns`.
-
-    Message k is of track ``rows[k]``; call c brings the messages from ``calls[c]`` to before ``calls[c + 1]``, at
-    ``clock[c]`` if a clock is used. Messages before ``calls[0]`` are from earlier calls: they are in the window if
-    ``waits_for`` is NONE, and otherwise wait for that track. Afterwards ``waits_for`` holds the same for all messages
-    that are in no batch.
-    """
-    known = Known(facts, tracks, rings)
-    messages = WaitingMessages(rows, times, left, right, waits_for)
-    out = KernelOutput(joined, starts, ends, closed, reasons, until)
-    for message in range(calls[0]):
-        if waits_for[message] == NONE:
-            _join(message, facts, out)
-        else:
-            _push(waits_for[message], message, tracks, messages)
-            facts[ALL_PILED] += 1
-    for call in range(len(calls) - 1):
-        now = clock[call] if len(clock) else facts[LOOKED]
-        _add(calls[call], calls[call + 1], now, known, messages, out)
-    if flush:
-        _flush(known, messages, out)
-
-
-@njit(
-    types.int64(
-        *[_codes_in, _times_in, _times_in, _times_in, _times_in, _times_in, _flags_in],
-        *[_tables] * 3,
-        *[_rows] * 3,
-        *[_ints] * 9,
-    ),
-    cache=True,
-    nogil=True,
-    error_model="numpy",
-)
-def run_many(
-    rows: Codes,
-    times: Ints,
     bounds: Ints,
     calls: Ints,
     call_bounds: Ints,
+    clock: Ints,
     track_bounds: Ints,
     flush: Flags,
     facts: Table,
     tracks: Table,
     rings: Table,
-    left: Rows,
-    right: Rows,
-    waits_for: Rows,
+    links: Links,
     joined: Ints,
-    starts: Ints,
-    ends: Ints,
-    closed: Ints,
-    reasons: Ints,
-    until: Ints,
+    batches: Table,
     batch_bounds: Ints,
     given: Ints,
     kept: Ints,
 ) -> int:
-    """Run the calls of many sources without a clock; see `waterclock.batching.rate.by_column.many.RateAwareMany`.
+    """Run the calls of some sources; see `RateAwareColumns`, which has one, and `RateAwareMany`.
 
-    Source s has the messages ``bounds[s]`` to ``bounds[s + 1]``, and the calls ``call_bounds[s]`` to before
-    ``call_bounds[s + 1] - 1``, whose places count from its first message. It has the tracks ``track_bounds[s]`` to
-    ``track_bounds[s + 1]`` and a row of ``facts``; ``flush[s]`` is true to return all of it. Afterwards it has the
-    batches ``batch_bounds[s]`` to ``batch_bounds[s + 1]``, the last of which ends before ``given[until[…]]``. Its
-    remaining messages are in ``kept``, whose length is returned. ``joined`` and the arrays of batches have one more
-    place for each source.
+    Source s has the messages ``bounds[s]`` to ``bounds[s + 1]``, whose tracks are in ``rows``, and the places of
+    ``calls`` from ``call_bounds[s]`` to ``call_bounds[s + 1]``. Each place counts from the source's first message; a
+    call brings the messages from its place to the next one. Messages before the first call are from earlier runs: they
+    are in the window if WAITS_FOR is NONE, and otherwise wait for that track. If ``clock`` is not empty, it has a
+    reading for each call. The source has the tracks ``track_bounds[s]`` to ``track_bounds[s + 1]`` and a row of
+    ``facts``; ``flush[s]`` is true to return all of it. Afterwards WAITS_FOR is up to date, and the source has the
+    batches ``batch_bounds[s]`` to ``batch_bounds[s + 1]``, the last of which ends before ``given[…]`` of its UNTIL. Its
+    remaining messages are in ``kept``, whose length is returned. ``joined`` and ``batches`` have one more place for
+    each source.
     """
-    none = np.empty(0, np.int64)
-    batches = given_out = keeps = 0
+    count = given_out = keeps = 0
     for source in range(len(bounds) - 1):
         first, stop = bounds[source], bounds[source + 1]
         first_call, last_call = call_bounds[source], call_bounds[source + 1]
         if flush[source] or last_call - first_call > 1:
-            known, own = facts[source], slice(track_bounds[source], track_bounds[source + 1])
-            place = first + source
-            known[JOINED] = known[ACTIVE_FROM] = known[BATCHES] = known[ALL_PILED] = 0
-            for row in range(own.start, own.stop):
-                tracks[row, ROOT] = NONE
-                tracks[row, PILED] = 0
-            run(
-                rows[first:stop], times[first:stop], calls[first_call:last_call], none, flush[source],
-                known, tracks[own], rings[own], left[first:stop], right[first:stop], waits_for[first:stop],
-                joined[place:], starts[place:], ends[place:], closed[place:], reasons[place:], until[place:],
-            )  # fmt: skip
+            known, own, place = facts[source], slice(track_bounds[source], track_bounds[source + 1]), first + source
+            _run(
+                first_call - source,
+                calls[first_call:last_call],
+                clock,
+                flush[source],
+                Known(known, tracks[own], rings[own]),
+                WaitingMessages(rows[first:stop], times[first:stop], links[first:stop]),
+                KernelOutput(joined[place:], batches[place:]),
+            )
             for k in range(known[BATCHES]):
-                starts[batches + k] = starts[place + k]
-                ends[batches + k] = ends[place + k]
-                closed[batches + k] = closed[place + k]
-                reasons[batches + k] = reasons[place + k]
-                until[batches + k] = given_out + until[place + k]
-            batches += known[BATCHES]
+                for column in range(BATCH_COLUMNS):
+                    batches[count + k, column] = batches[place + k, column]
+                batches[count + k, UNTIL] += given_out
+            count += known[BATCHES]
             for k in range(known[ACTIVE_FROM]):
                 given[given_out + k] = first + joined[place + k]
             given_out += known[ACTIVE_FROM]
@@ -1453,12 +1429,12 @@ def run_many(
                 kept[keeps] = first + joined[place + k]
                 keeps += 1
             for message in range(first, stop):
-                if waits_for[message] != NONE:
+                if links[message, WAITS_FOR] != NONE:
                     kept[keeps] = message
                     keeps += 1
         else:
             for message in range(first, stop):
                 kept[keeps] = message
                 keeps += 1
-        batch_bounds[source + 1] = batches
+        batch_bounds[source + 1] = count
     return keeps

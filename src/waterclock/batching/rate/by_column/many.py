@@ -197,31 +197,32 @@ class RateAwareMany:
         kernel = KERNEL.interpreted
         count, sources = len(times), len(bounds) - 1
         calls, call_bounds = _calls(bounds, begins)
-        left, right, waits_for = (np.empty(count, np.int32) for _ in range(3))
-        waits_for.fill(kernel.NONE)
-        waits_for[self._kept_places(bounds, begins)] = self.waits_for
-        joined, starts, ends, closed, reasons, until = (np.empty(count + sources, np.int64) for _ in range(6))
-        given, kept = (np.empty(count, np.int64) for _ in range(2))
+        links = np.full((count, kernel.LINK_COLUMNS), kernel.NONE, np.int32)
+        links[self._kept_places(bounds, begins), kernel.WAITS_FOR] = self.waits_for
+        table = np.empty((count + sources, kernel.BATCH_COLUMNS), np.int64)
+        joined, given, kept = (np.empty(count + sources, np.int64) for _ in range(3))
         batch_bounds = np.zeros(sources + 1, np.int64)
         keeps = KERNEL.call(
-            "run_many", count,
-            rows.astype(np.uint32), times, bounds, calls, call_bounds, self.track_bounds, flush,
-            self.facts, self.tracks, self.rings, left, right, waits_for,
-            joined, starts, ends, closed, reasons, until, batch_bounds, given, kept,
+            "run", count,
+            rows.astype(np.uint32), times, bounds, calls, call_bounds, np.empty(0, np.int64), self.track_bounds, flush,
+            self.facts, self.tracks, self.rings, links, joined, table, batch_bounds, given, kept,
         )  # fmt: skip
-        batches = int(batch_bounds[-1])
-        kept, leaving, offsets = kept[:keeps], given[: count - keeps], np.concatenate([[0], until[:batches]])
+        starts, ends, closed, reasons, until = table[: batch_bounds[-1]].T.copy()
+        kept, leaving, offsets = kept[:keeps], given[: count - keeps], np.concatenate([[0], until])
         boundaries = {}
         cutting = self.tracks[:, kernel.ROLE] == CUTS
         if cutting.any():
             row_of = np.repeat(self.track_bounds[:-1], np.diff(bounds)) + rows
             boundaries = boundaries_by_batch(offsets, times[leaving], cutting[row_of[leaving]])
-        self.waits_for, self.kept_sources = waits_for[kept], np.searchsorted(bounds, kept, side="right") - 1
+        self.waits_for, self.kept_sources = (
+            links[kept, kernel.WAITS_FOR],
+            np.searchsorted(bounds, kept, side="right") - 1,
+        )
         return ManyBatches(
-            starts[:batches],
-            ends[:batches],
-            closed[:batches],
-            reasons[:batches],
+            starts,
+            ends,
+            closed,
+            reasons,
             batch_bounds,
             offsets,
             leaving,
