@@ -268,3 +268,12 @@ def test_an_advance_too_far_is_set_again_for_all() -> None:
 def test_resetting_an_unknown_source_is_an_error() -> None:
     with pytest.raises(NotFoundError, match="no source named 'x'"):
         BySource(batcher_of_five).reset("x")
+
+
+def test_a_source_whose_first_message_was_refused_is_unknown() -> None:
+    sources = BySource(batcher_of_five)
+    with pytest.raises(InvalidArgumentError, match="receive_time must be set"):
+        sources.add(Message("x", "a", 1))
+    assert sources.stats() == {}
+    with pytest.raises(NotFoundError, match="no source named 'x'"):
+        sources.reset("x")

@@ -274,6 +274,7 @@ class BySource:
             self._closed += lane.batcher.advance(self._now)
             lane.advanced = self._now
         self._closed += lane.batcher.add(message, now)
+        self._lanes[source] = lane  # a source exists once a message of it was added
         self._note_touched(source, lane)
 
     def _meet(self, source: str, met: dict[str, RateAwareBatcher]) -> _SourceLane | None:
@@ -286,8 +287,7 @@ class BySource:
             return None
         if not isinstance(batcher, EventTimeBatcher | IdBatcher):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
             raise InvalidArgumentError(f"factory must return a batcher, got {quoted(batcher)}")
-        lane = self._lanes[source] = _SourceLane(batcher)
-        return lane
+        return _SourceLane(batcher)
 
     def _note_touched(self, source: str, lane: _SourceLane) -> None:
         self._watch(source, lane, lane.batcher.sleeps_until)

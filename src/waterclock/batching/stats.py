@@ -19,8 +19,9 @@ class BatcherStats(NamedTuple):
         Its clock, ns; None if it has not begun. By event time, the receive clock: the earliest receive time that it
         still accepts. By rate, the high-water mark.
     ahead
-        How far the clock was ahead of the newest arrival, ns; 0 if that one moved it. If it far exceeds the messages'
-        disorder, one message with a wrong clock makes the good ones late: ``reset`` is the remedy.
+        How far the clock was ahead of the newest arrival, ns; 0 if that one moved it, and after ``restore``. If it far
+        exceeds the messages' disorder, one message with a wrong clock makes the good ones late: ``reset`` is the
+        remedy.
     buffered
         How many messages are in no batch yet.
     outside

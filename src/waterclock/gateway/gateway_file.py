@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.by_id.rule import IdRule
+from waterclock.batching.declared_streams import declared_streams
 from waterclock.batching.event_time.rule import CONFLICTS, EventTimeRule
 from waterclock.batching.rate.by_message.aligned import checked_clocks
 from waterclock.batching.rate.by_message.silence import checked_silence
@@ -104,7 +105,10 @@ def _batching(table: TomlTable) -> Part:
     topic, into = table.text("topic"), table.text("into")
     table.check("topic", lambda: check_name(topic))
     boundaries = [f"--boundary={stream}" for stream in table.texts("boundaries") or ()]
-    streams = [f"--stream={stream}" for stream in table.texts("streams") or ()]
+    declared = table.texts("streams")
+    if declared is not None:
+        table.check("streams", lambda: declared_streams(declared))
+    streams = [f"--stream={stream}" for stream in declared or ()]
     options = {"into": into, **_rule(table)}
     if boundaries and options["by"] == "id":
         raise table.wrong("boundaries", "batch.boundaries needs by = 'event_time' or by = 'rate', got 'id'")

@@ -88,6 +88,11 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
             'on_conflict = "merge"',
             "line 10: batching.on_conflict = 'merge': on_conflict must be one of",
         ),
+        (
+            'window = "500ms"',
+            'by = "id"\nid_of = "pulse"\nstreams = []',
+            "line 11: batching.streams = []: streams must name every stream of the source",
+        ),
         ('max_delay = "400ms"', "max_delay = 400", "line 10: batching.max_delay must be a string, got 400"),
         ('max_delay = "400ms"', "boundaries = [1]", "line 10: batching.boundaries must hold non-empty strings"),
         ('topic = "telemetry"\n', "", "line 2: source.topic is missing"),

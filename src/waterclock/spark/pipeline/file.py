@@ -13,6 +13,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from waterclock._support.quoting import quoted
+from waterclock.batching.declared_streams import declared_streams
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.by_message.aligned import checked_clocks
 from waterclock.batching.rate.by_message.silence import checked_silence
@@ -270,7 +271,9 @@ def _boundaries(table: TomlTable) -> dict[str, Any]:
 
 def _id_rule(table: TomlTable) -> dict[str, Any]:
     rule = {"id_of": table.text("id_of"), **_lengths(table, ("max_delay", "max_skew"))}
-    if streams := table.texts("streams"):
+    streams = table.texts("streams")
+    if streams is not None:
+        table.check("streams", lambda: declared_streams(streams))
         rule["streams"] = frozenset(streams)
     return rule
 

@@ -22,6 +22,19 @@ def delayed(seconds: float) -> Arrivals:
     return [*on_time(DETECTOR), *((m.event_time + round(seconds * SECOND), m) for m in MONITOR)]
 
 
+def creeping(drift: float) -> Arrivals:
+    """Make a stream whose clock gains so much (s/s) for ten minutes."""
+    monitor = pulses("mon", 14, 0, 600, phase=0.01)
+    shifted = [(m.event_time, message("mon", m.event_time + round(drift * (m.event_time - at(0))))) for m in monitor]
+    return [*on_time(pulses("det", 14, 0, 600)), *shifted]
+
+
+def sparse_log(interval: int) -> Arrivals:
+    """Make a detector that is off for ten minutes, and a log that writes every so many seconds."""
+    log = [message("log", at(seconds + 0.5)) for seconds in range(0, 700, interval)]
+    return on_time([*pulses("det", 14, 0, 60), *pulses("det", 14, 660, 700), *log])
+
+
 def off(step: float, drift: float = 0.0) -> Arrivals:
     """Make a stream whose clock steps (s) after 20 s, or drifts (s/s) from then on."""
     shifted: Arrivals = []
@@ -53,7 +66,8 @@ def share(arrivals: Arrivals, **options: Any) -> float:
     """Return which percentage of the messages after the first batch lie in their own window."""
     batcher = RateAwareBatcher(**options, clock=frozen)
     batches: list[Batch] = []
-    for call in in_calls(arriving(arrivals), SECOND // 10):
+    received = [(at, Message("s", m.stream, m.event_time, receive_time=at)) for at, m in arriving(arrivals)]
+    for call in in_calls(received, SECOND // 10):
         batches += batcher.add(call)
     batches = [batch for batch in [*batches, *batcher.flush()] if batch.reason != "start"]
     count = sum(len(batch.messages) for batch in batches)

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from tests.batching.rate.placing.own_windows import Arrivals, delayed, disordered, off, share, silent
+from tests.batching.rate.placing.own_windows import (
+    Arrivals,
+    creeping,
+    delayed,
+    disordered,
+    off,
+    share,
+    silent,
+    sparse_log,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.OutsideWindowWarning")
 
@@ -32,3 +43,23 @@ def test_a_longer_timeout_puts_late_messages_in_their_own_windows(
 ) -> None:
     shares = [share(arrivals), share(arrivals, timeout="3s"), share(arrivals, timeout="auto")]
     assert [round(percentage) for percentage in shares] == [default, waiting, auto]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "options", "without", "with_"),
+    [
+        pytest.param(creeping(0.01), {"clocks": "align"}, 56.9, 100, id="a clock that gains 10 ms/s"),
+        pytest.param(off(1), {"clocks": "align"}, 70.2, 99.6, id="a clock set by 1 s"),
+        pytest.param(off(2.5), {"clocks": "align"}, 58.3, 99.6, id="a clock set by 2.5 s"),
+        pytest.param(off(5), {"clocks": "align"}, 58.3, 99.6, id="a clock set by 5 s"),
+        pytest.param(off(-30), {"clocks": "align"}, 58.3, 99.6, id="a clock set back by 30 s"),
+        pytest.param(disordered(1), {"max_disorder": "1s"}, 77.3, 100, id="up to 1 s of disorder"),
+        pytest.param(disordered(2), {"max_disorder": "2s"}, 45.2, 100, id="up to 2 s of disorder"),
+        pytest.param(sparse_log(5), {"forget_after": "3s"}, 99.7, 100, id="a log every 5 s while all else is off"),
+        pytest.param(sparse_log(60), {"forget_after": "3s"}, 99.6, 100, id="a log every 60 s while all else is off"),
+    ],
+)
+def test_an_option_puts_messages_in_their_own_windows(
+    arrivals: Arrivals, options: dict[str, Any], without: float, with_: float
+) -> None:
+    assert [round(share(arrivals), 1), round(share(arrivals, **options), 1)] == [without, with_]
