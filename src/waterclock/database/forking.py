@@ -56,15 +56,12 @@ class Calls(threading.local):
 
     A lock per thread costs no function call, and blocks no other thread: only a fork takes it, too. A thread inside a
     call may begin another one on the same file.
-
-    Attributes
-    ----------
-    lock
-        This thread's lock. In a process that was forked during another thread's call on the file, it raises an
-        UnavailableError. For a database on a server it does nothing.
     """
 
     lock: AbstractContextManager[object]
+    """This thread's lock. In a process that was forked during another thread's call on the file, it raises an
+    UnavailableError. For a database on a server it does nothing.
+    """
 
     def __init__(self, file: str | None) -> None:
         # Once per thread. Wait for a running fork, which has locked all existing locks.

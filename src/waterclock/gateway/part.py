@@ -7,21 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Part:
-    """A command in its own process.
+    """A command in its own process."""
 
-    Attributes
-    ----------
-    name
-        Its name for people; it precedes each line that it prints.
-    words
-        The command, without the program.
-    stops_within
-        Seconds in which it must end after a request to stop.
-    reloads
-        Whether it reads its file again at SIGHUP, which is blocked when it starts.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    stops_within: float
-    reloads: bool = False
+    name: str  # its name for people; it precedes each line that it prints
+    words: tuple[str, ...]  # the command, without the program
+    stops_within: float  # seconds in which it must end after a request to stop
+    reloads: bool = False  # whether it reads its file again at SIGHUP, which is blocked when it starts

@@ -80,14 +80,9 @@ class Ingest:
     def run(self) -> None:
         """Receive until it is stopped.
 
-        Raises
-        ------
-        RefusedByBrokerError
-            If the broker refuses the client or a subscription, or another client has the client id.
-        SessionTakenError
-            If another process has taken the session.
-        WaterclockError
-            If the database refuses an append permanently.
+        Raises `RefusedByBrokerError` if the broker refuses the client or a subscription, or another client has the
+        client id. Raises `SessionTakenError` if another process has taken the session. Raises `WaterclockError` if the
+        database refuses an append permanently.
         """
         self._sessions = self._opened_sessions()
         threads = [self._started(session.run, "session") for session in self._sessions]

@@ -24,6 +24,8 @@ class FollowerState(NamedTuple):
 def enter(storage: Storage, table: str, rule: str, start: Place) -> tuple[int, FollowerState]:
     """Take over from an earlier process that batches a topic into a message table, or begin.
 
+    Raises `InvalidArgumentError` if the earlier process had other options.
+
     Parameters
     ----------
     rule
@@ -37,11 +39,6 @@ def enter(storage: Storage, table: str, rule: str, start: Place) -> tuple[int, F
         Fences the earlier process: its next transaction is refused.
     state
         Where to continue.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the earlier process had other options.
     """
 
     def take_over(connection: sa.Connection) -> tuple[int, FollowerState]:

@@ -46,6 +46,8 @@ def slices(
 ) -> Iterator[StreamSlice]:
     """Cut rows between sources, and within sources with very many messages, which come last.
 
+    Raises `InvalidArgumentError` if the rows of a cut source are not in that order.
+
     Parameters
     ----------
     batches
@@ -57,11 +59,6 @@ def slices(
         Cut between entries only.
     record
         Of a source that may be cut: `POSITIONED` or `NUMBERED`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the rows of a cut source are not in that order.
     """
     waiting: list[tuple[int, bool, bool]] = []
     # The executor's folder may lie on a larger disk than the system's temporary folder; the file is created on first

@@ -59,10 +59,7 @@ class Turns:
     def turn(self, seconds: float = LONGEST_WAIT, *, with_others: bool = False) -> Generator[float]:
         """Wait for a turn, at most so long, and keep it until the block ends.
 
-        Yields
-        ------
-        float
-            The deadline of the block, in seconds of `moments.monotonic`.
+        Yields the deadline of the block, in seconds of `moments.monotonic`.
 
         Parameters
         ----------

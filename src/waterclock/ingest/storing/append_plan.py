@@ -15,33 +15,16 @@ from waterclock.topics.topic import Topic
 
 @dataclass
 class Stored:
-    """The outcome of some received messages.
+    """The outcome of some received messages."""
 
-    Attributes
-    ----------
-    appended
-        Messages that were appended to topics: a published one may hold several.
-    dead
-        Published messages that could not be mapped.
-    repeats
-        Published messages that had been appended before.
-    skipped
-        Published messages that were not needed, such as retained ones that were taken before.
-    rejected
-        Messages that the topic rejected, because their times are too far ahead.
-    last_reason
-        Reason of the last dead letter; None without dead letters.
-    lags
-        Receive time minus event time of the appended messages, by source and stream.
-    """
-
-    appended: int = 0
-    dead: int = 0
-    repeats: int = 0
-    skipped: int = 0
-    rejected: int = 0
-    last_reason: str | None = None
+    appended: int = 0  # messages that were appended to topics: a published one may hold several
+    dead: int = 0  # published messages that could not be mapped
+    repeats: int = 0  # published messages that had been appended before
+    skipped: int = 0  # published messages that were not needed, such as retained ones that were taken before
+    rejected: int = 0  # messages that the topic rejected, because their times are too far ahead
+    last_reason: str | None = None  # reason of the last dead letter; None without dead letters
     lags: dict[StreamName, LagRange] = field(default_factory=dict[StreamName, LagRange])
+    """Receive time minus event time of the appended messages, by source and stream."""
 
 
 @dataclass

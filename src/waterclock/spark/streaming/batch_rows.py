@@ -56,24 +56,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Payloads:
-    """The topic that messages were read from, to look up their other columns.
-
-    Attributes
-    ----------
-    topic
-        The topic.
-    pass_over
-        Errors for which a message continues without its payload, with `LOST_HEADER`; any other ends the look-up.
-    remedy
-        Text added to errors.
-    decoded
-        The row groups decoded last, for the lookups of one task.
-    """
+    """The topic that messages were read from, to look up their other columns."""
 
     topic: Topic
     pass_over: tuple[type[WaterclockError], ...] = ()
-    remedy: str = ""
+    """Errors for which a message continues without its payload, with `LOST_HEADER`; any other ends the look-up."""
+    remedy: str = ""  # text added to errors
     decoded: DecodedGroups = field(default_factory=DecodedGroups)
+    """The row groups decoded last, for the lookups of one task."""
 
     @classmethod
     def to_write(cls, topic: Topic, *, fail_on_data_loss: bool, on_damage: OnDamage) -> Payloads:

@@ -74,10 +74,8 @@ def find_out(context: TableContext, deliveries: Iterable[Undecided]) -> None:
 def decide(context: TableContext, deliveries: Sequence[Undecided], verb: str) -> None:
     """Note the outcome of acks before another operation.
 
-    Raises
-    ------
-    UnavailableError
-        If a transaction is still open. Waiting for it could deadlock, because this thread may have to end it.
+    Raises `UnavailableError` if a transaction is still open. Waiting for it could deadlock, because this thread may
+    have to end it.
     """
     find_out(context, deliveries)
     for one in deliveries:

@@ -44,10 +44,7 @@ class Stop:
     def wait(self, seconds: float, *descriptors: int) -> bool:
         """Wait until the flag is set, another thread nudges, or a descriptor is readable.
 
-        Returns
-        -------
-        bool
-            Whether it ended before ``seconds`` were over.
+        Returns whether it ended before ``seconds`` were over.
         """
         return bool(self.wait_for(seconds, *descriptors))
 

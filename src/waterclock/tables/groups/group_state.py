@@ -134,20 +134,13 @@ def settle(
     connection: SqlConnection,
     group_ids: Iterable[str],
     *,
-    may_end: bool = True,
-    from_first: bool = False,
+    may_end: bool = True,  # false if the caller knows that messages remain
+    from_first: bool = False,  # whether to read all messages of the groups, because their rows may be wrong
 ) -> None:
     """Update groups after their messages changed: the first ones, and when they may be handed out.
 
     The row of a group without messages is deleted unless it has an owner, a pause or a pin. The caller has locked the
     groups.
-
-    Parameters
-    ----------
-    may_end
-        False if the caller knows that messages remain.
-    from_first
-        Whether to read all messages of the groups, because their rows may be wrong.
     """
     names = sorted(set(group_ids))
     for some in pieces(names, NAMED_AT_ONCE):

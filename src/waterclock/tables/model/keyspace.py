@@ -96,10 +96,8 @@ def check_cover(ranges: Iterable[str]) -> list[KeyRange]:
 def choose(ranges: Iterable[KeyRange], shard: str | None, key_range: str | None) -> list[KeyRange]:
     """Return the shards that a subscriber names by ``shard`` or by ``key_range``; by default all.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If neither a shard nor several neighbouring ones have exactly that range; the error lists the ranges.
+    Raises `InvalidArgumentError` if neither a shard nor several neighbouring ones have exactly that range; the error
+    lists the ranges.
     """
     ordered = sorted(ranges)
     if shard is not None and key_range is not None:

@@ -35,15 +35,10 @@ class Damage:
         The policy; see `OnDamage`.
     quiet
         Log no warnings: for queries that may be repeated often.
-
-    Attributes
-    ----------
-    skipped
-        How many messages were skipped so far.
     """
 
     def __init__(self, topic: str, on_damage: OnDamage = "raise", *, quiet: bool = False) -> None:
-        self.skipped = 0
+        self.skipped = 0  # how many messages were skipped so far
         self._topic = topic
         self._on_damage = on_damage
         self._quiet = quiet

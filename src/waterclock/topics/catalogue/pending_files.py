@@ -117,10 +117,7 @@ def finish(storage: Storage, pending: Pending, work: Callable[[], None]) -> None
 
     If it cannot even be removed, because the store is down, it stays pending for a sweep to remove.
 
-    Raises
-    ------
-    LeaseLostError
-        If another process was faster, or considered this one dead.
+    Raises `LeaseLostError` if another process was faster, or considered this one dead.
     """
     try:
         work()

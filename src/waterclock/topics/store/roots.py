@@ -91,12 +91,8 @@ def wrapped(filesystem: Any) -> fs.FileSystem:
 def opened(root: str) -> tuple[fs.FileSystem, str]:
     """Open the filesystem of an absolute root; return it and the path on it. Cached per process, with its connections.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If pyarrow and fsspec do not know the root's filesystem, or its library is not installed.
-    UnavailableError
-        If the store had to be contacted, and could not be reached.
+    Raises `InvalidArgumentError` if pyarrow and fsspec do not know the root's filesystem, or its library is not
+    installed. Raises `UnavailableError` if the store had to be contacted, and could not be reached.
     """
     scheme, separator, _ = root.partition("://")
     if not separator:

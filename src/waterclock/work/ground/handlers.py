@@ -65,13 +65,7 @@ class BoundHandler:
 
 
 class Handlers:
-    """The handlers of one table.
-
-    Attributes
-    ----------
-    kinds
-        The kinds that they handle, in order; None: all messages.
-    """
+    """The handlers of one table."""
 
     def __init__(self, given: Given) -> None:
         if isinstance(given, Mapping):
@@ -80,6 +74,7 @@ class Handlers:
             self._every, self._by_kind = None, {kind: BoundHandler(each) for kind, each in given.items()}
         else:
             self._every, self._by_kind = BoundHandler(given), {}
+        # The kinds that they handle, in order; None: all messages.
         self.kinds = None if self._every is not None else tuple(sorted(self._by_kind))
 
     @property
@@ -105,10 +100,7 @@ def is_factory(given: object) -> bool:
 def entered(factory: Any) -> Entered:
     """Return the context manager of a factory.
 
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not one: a generator that takes a message, or that is not decorated.
+    Raises `InvalidArgumentError` if it is not one: a generator that takes a message, or that is not decorated.
     """
     if isinstance(factory, AbstractContextManager | AbstractAsyncContextManager):
         return factory

@@ -93,13 +93,6 @@ class Processes:
     """Call handlers in child processes.
 
     Each has a thread that starts it: the system kills a child with the thread that started it.
-
-    Parameters
-    ----------
-    finish
-        Called with the outcome of a message.
-    failed
-        Called with the reason if the worker cannot go on.
     """
 
     def __init__(
@@ -109,8 +102,8 @@ class Processes:
         around: Callable[[Delivery], Any] | None,
         queue: DispatchQueue,
         counter: WorkCounts,
-        finish: Callable[[Handling, Outcome], object],
-        failed: Callable[[BaseException], object],
+        finish: Callable[[Handling, Outcome], object],  # called with the outcome of a message
+        failed: Callable[[BaseException], object],  # called with the reason if the worker cannot go on
         *,
         timeout: int | None,
         recycle_after: int | None,

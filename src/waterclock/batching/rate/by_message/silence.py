@@ -37,18 +37,10 @@ def check_receive_times(messages: Iterable[Message], needed: str) -> None:
 
 @dataclass(slots=True)
 class Silence:
-    """How long a source may be silent, and when its last message was received.
+    """How long a source may be silent, and when its last message was received."""
 
-    Attributes
-    ----------
-    after
-        ns; None: forever.
-    clock
-        The greatest receive time, ns; None before the first message.
-    """
-
-    after: int | None
-    clock: int | None = None
+    after: int | None  # ns; None: forever
+    clock: int | None = None  # the greatest receive time, ns; None before the first message
 
     @classmethod
     def checked(cls, forget_after: Duration | None) -> Silence:

@@ -58,17 +58,12 @@ def choose(
     count: int | None,
     force: bool,
     dry_run: bool,
-    further: Sequence[str] = (),
+    further: Sequence[str] = (),  # further groups to lock with it
 ) -> Chosen:
     """Lock a group, choose the first ``count`` messages that may be changed, and take the turn to route.
 
     It waits for locks of other transactions before it takes the turn. Otherwise all new messages of the table would
     wait for them, too.
-
-    Parameters
-    ----------
-    further
-        Further groups to lock with it.
     """
     names = [group_id, *further]
     lock_groups(context, connection, names)

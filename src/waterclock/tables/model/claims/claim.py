@@ -23,27 +23,13 @@ LOOK_BACK_EVERY = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """A message that was claimed.
+    """A message that was claimed."""
 
-    Attributes
-    ----------
-    row
-        The row before the claim: its columns as attributes.
-    lease_until
-        When it will be sent again, ns.
-    expired
-        Whether it had expired, and so must be removed and not handed out.
-    claim_id
-        The id of the claim that took it; None: of the current claim.
-    is_first
-        Whether it is the first message that the owner of its group gets of it.
-    """
-
-    row: Any
-    lease_until: int
-    expired: bool = False
-    claim_id: int | None = None
-    is_first: bool = False
+    row: Any  # the row before the claim: its columns as attributes
+    lease_until: int  # when it will be sent again, ns
+    expired: bool = False  # whether it had expired, and so must be removed and not handed out
+    claim_id: int | None = None  # the id of the claim that took it; None: of the current claim
+    is_first: bool = False  # whether it is the first message that the owner of its group gets of it
 
 
 @dataclass(slots=True)

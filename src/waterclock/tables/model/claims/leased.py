@@ -32,30 +32,14 @@ class Leased(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The database's view of a leased message.
+    """The database's view of a leased message."""
 
-    Attributes
-    ----------
-    until
-        When the lease ends now, ns.
-    cancelled
-        Whether the message was cancelled meanwhile.
-    """
-
-    until: int
-    cancelled: bool
+    until: int  # when the lease ends now, ns
+    cancelled: bool  # whether the message was cancelled meanwhile
 
 
 class Acked(NamedTuple):
-    """The exceptions of an ack of leased messages; all others were acked.
+    """The exceptions of an ack of leased messages; all others were acked."""
 
-    Attributes
-    ----------
-    lost
-        Messages whose lease was lost, which are unchanged.
-    again
-        How many were already acked by the same claim, or by a statement whose answer was lost.
-    """
-
-    lost: frozenset[Leased]
-    again: int
+    lost: frozenset[Leased]  # messages whose lease was lost, which are unchanged
+    again: int  # how many were already acked by the same claim, or by a statement whose answer was lost

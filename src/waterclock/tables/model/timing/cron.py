@@ -44,21 +44,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The due ticks of a schedule.
+    """The due ticks of a schedule."""
 
-    Attributes
-    ----------
-    ticks
-        The ticks for which a message is put, earliest first.
-    seen
-        Up to when ticks were processed, ns; None: unchanged.
-    following
-        The next tick, ns; None: none.
-    """
-
-    ticks: Sequence[Tick]
-    seen: int | None
-    following: int | None
+    ticks: Sequence[Tick]  # the ticks for which a message is put, earliest first
+    seen: int | None  # up to when ticks were processed, ns; None: unchanged
+    following: int | None  # the next tick, ns; None: none
 
 
 class Ticks:

@@ -16,16 +16,10 @@ from waterclock._support.quoting import quoted
 
 
 class Unreadable:
-    """Stands for a value that could not be read.
-
-    Attributes
-    ----------
-    problem
-        Why it could not be read.
-    """
+    """Stands for a value that could not be read."""
 
     def __init__(self, value: object, error: Exception) -> None:
-        self.problem = f"{quoted(str(value))}: {error}"
+        self.problem = f"{quoted(str(value))}: {error}"  # why it could not be read
 
     def __repr__(self) -> str:
         return f"<Unreadable {self.problem}>"
