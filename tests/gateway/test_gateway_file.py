@@ -77,6 +77,12 @@ def test_boundaries_are_passed_on_by_event_time_and_rate_and_refused_by_id(file:
         read(file, by_rate.replace("rate", "id") + 'id_of = "x"\nmax_delay = "1s"\nboundaries = ["run"]')
 
 
+@pytest.mark.parametrize("written", ["inf", '"inf"'])
+def test_no_timeout_is_inf_with_and_without_quotes(file: Path, written: str) -> None:
+    part, *_ = read(file, f'[[batch]]\ntopic = "t"\ninto = "b"\nby = "rate"\ntimeout = {written}').parts
+    assert part.words[-1] == "--timeout=inf"
+
+
 def test_batching_by_id_passes_its_options_on(file: Path) -> None:
     rule = 'by = "id"\nid_of = "pulse"\nmax_delay = "2s"\nstreams = ["a", "-b"]\nmax_skew = "5s"'
     batch = read(file, f'[[batch]]\ntopic = "t"\ninto = "b"\n{rule}').parts[0]
@@ -160,6 +166,8 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
             r"line 8: batch.max_disorder = '4s': max_disorder must be at most 3 batch lengths \(3s\), got '4s'",
         ),
         (f'{BATCH}by = "rate"\nlongest = "9s"', r"line 8: batch.longest needs batch_length = 'adaptive', got '1s'"),
+        (f'{BATCH}by = "rate"\ntimeout = nan', r"line 8: batch.timeout = nan: timeout must be a string such as '1.5s'"),
+        (f'{BATCH}by = "rate"\ntimeout = ""', r"line 8: batch.timeout = '': timeout must be a duration such as"),
         (f'{BATCH}by = "id"', r"line 2: batch.id_of is missing"),
         (f'{BATCH}by = "id"\nid_of = ""', r"line 8: batch.id_of must be a non-empty string"),
         (f'{BATCH}by = "id"\nid_of = "pulse"', r"line 5: no key named batch.window"),

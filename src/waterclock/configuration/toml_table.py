@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable
@@ -85,6 +86,11 @@ class TomlTable:
         """Take a table of texts, numbers and booleans, as texts."""
         values = cast("dict[str, object] | None", self.take(key, (dict,), "a table"))
         return TomlTable(self._path, self._lines, f"{self._name}.{key}", values or {}).flat()
+
+    def duration_or_inf(self, key: str) -> str | float | None:
+        """Take a duration or ``inf``, which may be in quotes, as on a command line; None if the key is missing."""
+        value = cast("str | float | None", self.take(key, (str, float), "a duration in quotes, or inf for no timeout"))
+        return math.inf if value == "inf" else value
 
     def url(self, key: str) -> str | None:
         """Take the URL of a database."""

@@ -136,21 +136,21 @@ def _rule(table: TomlTable) -> dict[str, str]:
         table.check("max_delay", lambda: IdRule.checked(header, delay))
         return {"by": by, "id_of": header, "max_delay": delay}
     if by == "rate":
-        length, timeout = table.optional("batch_length") or "1s", table.optional("timeout")
-        ratio = float("inf") if timeout == "inf" else timeout
+        length, timeout = table.optional("batch_length") or "1s", table.duration_or_inf("timeout")
         longest = table.optional("longest")
         if longest is not None and length != "adaptive":
             raise table.wrong("longest", f"batch.longest needs batch_length = 'adaptive', got {length!r}")
         shortest = table.check("longest", lambda: AdaptiveBatchLength(longest=longest)).batch_length
         first = shortest if length == "adaptive" else length
-        table.check("timeout" if timeout else "batch_length", lambda: RateRule.checked(first, ratio))
+        table.check("batch_length" if timeout is None else "timeout", lambda: RateRule.checked(first, timeout))
         clocks = table.optional("clocks")
         table.check("clocks", lambda: checked_clocks(cast("Any", clocks or "as_sent")))
         disorder = table.optional("max_disorder")
         table.check("max_disorder", lambda: RateRule.checked(first, None, disorder or 0))
         silence = table.optional("forget_after")
         table.check("forget_after", lambda: checked_silence(silence))
-        options = _given(by=by, batch_length=length, longest=longest, timeout=timeout, clocks=clocks)
+        waits = None if timeout is None else str(timeout)
+        options = _given(by=by, batch_length=length, longest=longest, timeout=waits, clocks=clocks)
         return options | _given(max_disorder=disorder, forget_after=silence)
     window, delay, lead = table.text("window"), table.text("max_delay"), table.optional("max_lead")
     conflict, gap = table.optional("on_conflict"), table.optional("gap")

@@ -294,6 +294,8 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
         "boundaries": frozenset({"run"}),
     }
     assert by_rate.rule == chosen
+    in_quotes = write(tmp_path, SEVERAL.replace("timeout = inf", 'timeout = "inf"'))
+    assert PipelineFile.read(in_quotes).pipelines[1].rule == chosen
     assert [output.url.rpartition("/")[2] for output in by_time.outputs] == ["f.db", "other.db"]
     for old, new, says in (
         ('"by-rate"\n[', '"by-time"\n[', "pipeline names must be unique, got 'by-time' twice"),

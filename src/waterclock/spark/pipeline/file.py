@@ -285,11 +285,11 @@ def _rate_rule(table: TomlTable) -> dict[str, Any]:
     rule = _lengths(table, ("forget_after", "max_skew", "max_disorder"))
     if given is not None:
         rule["batch_length"] = given
-    timeout = table.take("timeout", (str, float), "a duration in quotes, or inf for no timeout")
+    timeout = table.duration_or_inf("timeout")
     if timeout is not None:
         rule["timeout"] = timeout
     table.check("forget_after", lambda: checked_silence(rule.get("forget_after")))
-    table.check("timeout", lambda: RateRule.checked(length, cast("Any", timeout)))
+    table.check("timeout", lambda: RateRule.checked(length, timeout))
     table.check("max_disorder", lambda: RateRule.checked(length, None, rule.get("max_disorder", 0)))
     clocks = table.optional("clocks")
     if clocks is not None:
