@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.ingest.mqtt.conftest import Publisher, until
+from tests.ingest.mqtt.conftest import Publisher
 from tests.ingest.mqtt.places import Place
+from tests.ingest.running import until
 from tests.live.conftest import RULE
 from tests.support.services import Service
 

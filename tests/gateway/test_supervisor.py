@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.ingest.mqtt.conftest import until
+from tests.ingest.running import until
 
 from waterclock.gateway.part import Part
 from waterclock.gateway.supervisor import PartFailedError, Supervisor

@@ -83,7 +83,7 @@ class Supervisor:
         PartFailedError
             If a part ended by itself, or had to be killed.
         Exception
-            What ``tell`` raised, such as BrokenPipeError if no one reads the output any more.
+            An error that ``tell`` raised, such as BrokenPipeError if no one reads the output any more.
         KeyboardInterrupt
             If it was stopped twice.
         """

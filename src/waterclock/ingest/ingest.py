@@ -153,7 +153,7 @@ class Ingest:
         try:
             plan = read()
             topics = plan.open_topics(self._database)
-        except Exception as error:  # noqa: BLE001  # a mistake in the file must not end what runs
+        except Exception as error:  # noqa: BLE001  # a mistake in the file must not end the running ingest
             self._tell(Event("not_reloaded", f"goes on as before: {error}", is_warning=True))
             return
         before, self._plan = self._plan, plan

@@ -37,7 +37,7 @@ class ProcessReport:
     backend
         The database of the topic.
     kind, name
-        What the process does, and the name under which a later start replaces it.
+        The work of the process, and the name under which a later start replaces it.
     topic_id
         The topic that it reads; 0: none.
     fixed

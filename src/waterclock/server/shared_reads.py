@@ -35,7 +35,7 @@ LONGEST_REQUEST = 2_000
 
 _OK = 200
 _ASKS_FOR_NEWEST = re.compile(r"no-cache|max-age=0\b", re.IGNORECASE)
-"""What requests say in Cache-Control: programs the first, browsers the second when a page is reloaded."""
+"""Values of Cache-Control in requests: programs the first, browsers the second when a page is reloaded."""
 
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., object])
 _shared_endpoints: set[Callable[..., object]] = set()

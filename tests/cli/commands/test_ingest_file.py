@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Shell
-from tests.ingest.mqtt.conftest import until
+from tests.ingest.running import until
 from tests.support.forked import Forked
 
 import waterclock as wc

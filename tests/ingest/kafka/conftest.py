@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.ingest.kafka.mock_cluster import MockCluster
-from tests.ingest.mqtt.conftest import PATIENCE, until
+from tests.ingest.running import PATIENCE, Running, until
 
 from waterclock.connection import Database
 from waterclock.ingest.kafka import kafka_ingest
@@ -32,34 +31,6 @@ FAST = {
 """Properties of librdkafka with which a test waits for nothing long."""
 
 
-@dataclass
-class Running:
-    """An ingest that runs in threads of this process."""
-
-    ingest: KafkaIngest
-    events: list[Event]
-    thread: threading.Thread
-    failure: Exception | None = None
-
-    @property
-    def counts(self) -> Any:
-        return self.ingest.progress
-
-    def names(self) -> list[str]:
-        return [event.name for event in self.events]
-
-    def text(self, name: str) -> str:
-        """Return the text of the last event of a name."""
-        return [event.text for event in self.events if event.name == name][-1]
-
-    def end(self) -> None:
-        """Wait for its end, and raise what it raised."""
-        self.thread.join(PATIENCE)
-        assert not self.thread.is_alive()
-        if self.failure is not None:
-            raise self.failure
-
-
 @contextmanager
 def running(database: Database, plan: KafkaPlan) -> Generator[Running]:
     """Run an ingest until the block ends."""
@@ -67,14 +38,7 @@ def running(database: Database, plan: KafkaPlan) -> Generator[Running]:
     events: list[Event] = []
     ingest = KafkaIngest(database, plan, events.append)
 
-    def run() -> None:
-        try:
-            ingest.run()
-        except Exception as error:  # noqa: BLE001  # for the test to look at
-            own.failure = error
-
-    own = Running(ingest, events, threading.Thread(target=run))
-    own.thread.start()
+    own = Running(ingest, events)
     try:
         yield own
     except BaseException:

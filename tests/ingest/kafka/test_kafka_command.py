@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.ingest.kafka.conftest import FAST, Place, payloads
-from tests.ingest.mqtt.conftest import until
+from tests.ingest.running import until
 from tests.support.forked import Forked
 
 from waterclock.cli.app import DONE, FAILED, WRONG_USAGE, run

@@ -13,7 +13,7 @@ import streaming_data_types as ess
 from confluent_kafka import KafkaError, TopicPartition
 from tests.ingest.kafka.conftest import Place, payloads, running, until_stored
 from tests.ingest.kafka.mock_cluster import FETCH, MockCluster
-from tests.ingest.mqtt.conftest import PATIENCE, until
+from tests.ingest.running import PATIENCE, until
 
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.connection import Database

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.ingest.kafka.conftest import Place, payloads, running
-from tests.ingest.mqtt.conftest import until
+from tests.ingest.running import until
 from tests.support.forked import Forked
 
 from waterclock.connection import Database

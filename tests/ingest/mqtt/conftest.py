@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from tests.ingest.mqtt.places import Place
+from tests.ingest.running import PATIENCE, Running, until
 from tests.support.services import Service
 
 from waterclock.connection import Database
@@ -21,16 +19,6 @@ from waterclock.ingest.mqtt import session as session_file
 from waterclock.ingest.mqtt.broker import Broker
 from waterclock.ingest.mqtt.plan import IngestPlan
 from waterclock.ingest.progress import Event
-
-PATIENCE = 30.0
-
-
-def until(comes_true: Callable[[], object]) -> None:
-    """Wait until something is true that other threads and processes bring about."""
-    end = time.monotonic() + PATIENCE
-    while not comes_true():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.002)
 
 
 class Publisher:
@@ -55,30 +43,6 @@ class Publisher:
         self._client.loop_stop()
 
 
-@dataclass
-class Running:
-    """An ingest that runs in threads of this process."""
-
-    ingest: Ingest
-    events: list[Event]
-    thread: threading.Thread
-    failure: Exception | None = None
-
-    @property
-    def counts(self) -> Any:
-        return self.ingest.progress
-
-    def names(self) -> list[str]:
-        return [event.name for event in self.events]
-
-    def end(self) -> None:
-        """Wait for its end, and raise what it raised."""
-        self.thread.join(PATIENCE)
-        assert not self.thread.is_alive()
-        if self.failure is not None:
-            raise self.failure
-
-
 @contextmanager
 def running(database: Database, plan: IngestPlan) -> Generator[Running]:
     """Run an ingest until the block ends; it has subscribed when the block begins, unless it has failed."""
@@ -86,14 +50,7 @@ def running(database: Database, plan: IngestPlan) -> Generator[Running]:
     events: list[Event] = []
     ingest = Ingest(database, plan, events.append)
 
-    def run() -> None:
-        try:
-            ingest.run()
-        except Exception as error:  # noqa: BLE001  # for the test to look at
-            own.failure = error
-
-    own = Running(ingest, events, threading.Thread(target=run))
-    own.thread.start()
+    own = Running(ingest, events)
     try:
         until(lambda: own.names().count("subscribed") >= plan.broker.connections or not own.thread.is_alive())
         yield own

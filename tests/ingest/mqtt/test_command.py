@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.ingest.mqtt.conftest import Publisher, payloads, until
+from tests.ingest.mqtt.conftest import Publisher, payloads
 from tests.ingest.mqtt.places import Place
+from tests.ingest.running import until
 from tests.support.forked import Forked
 
 from waterclock.cli.app import DONE, FAILED, WRONG_USAGE, run

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
-from tests.ingest.mqtt.conftest import Publisher, payloads, running, until
+from tests.ingest.mqtt.conftest import Publisher, payloads, running
 from tests.ingest.mqtt.places import Place
+from tests.ingest.running import until
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, NotFoundError

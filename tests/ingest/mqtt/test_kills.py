@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ingest.mqtt.conftest import Publisher, payloads, running, until
+from tests.ingest.mqtt.conftest import Publisher, payloads, running
 from tests.ingest.mqtt.places import Place
+from tests.ingest.running import until
 from tests.support.forked import Forked
 from tests.support.services import Service
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,6 +39,25 @@ PATIENCE_S = 600  # starting a driver takes 5 s, and many times that on a machin
 
 
 ENTRIES_A_LINE = 6
+
+
+@contextmanager
+def started(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Generator[subprocess.Popen[str]]:
+    """Run a command in a process group of its own, which ends with the block; its errors are in the folder."""
+    with (folder / "stderr").open("a") as errors:
+        process = subprocess.Popen(
+            [*WITH_US, *command],
+            cwd=REPOSITORY,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        end_group(process)
 
 
 class Pipeline:
@@ -84,22 +103,10 @@ class Pipeline:
         """Start the query in a process group of its own, which ends with this."""
         url = str(self.database.backend.url)
         module = "tests.spark.pipeline.pipeline_query"
-        command = [*WITH_US, sys.executable, "-m", module, url, str(self.folder), master, until]
+        command = [sys.executable, "-m", module, url, str(self.folder), master, until]
         path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-        with (self.folder / "stderr").open("a") as errors:
-            process = subprocess.Popen(
-                command,
-                cwd=REPOSITORY,
-                env={**os.environ, "PYTHONPATH": path},
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-        try:
+        with started(command, self.folder, os.environ | {"PYTHONPATH": path}) as process:
             yield process
-        finally:
-            end_group(process)
 
     def lines(self, process: subprocess.Popen[str]) -> Iterator[str]:
         """Yield what the query says; where it ends too soon, its errors are the failure."""

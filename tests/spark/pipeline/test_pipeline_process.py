@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark import short_lived
 from tests.spark.pipeline.pipeline_files import PIPELINE, START, expected, landed, read, write
-from tests.spark.pipeline.pipeline_process import WITH_US, end_group, processes_of
+from tests.spark.pipeline.pipeline_process import processes_of, started
 
 import waterclock as wc
 from waterclock.spark.pipeline.running import run_pipelines
@@ -57,30 +57,10 @@ class Press:
 
     @contextmanager
     def running(self) -> Generator[subprocess.Popen[str]]:
-        with (self.folder / "stderr").open("a") as errors:
-            process = subprocess.Popen(
-                [
-                    *WITH_US,
-                    sys.executable,
-                    "-m",
-                    "waterclock",
-                    "pipeline",
-                    "run",
-                    str(self.file),
-                    "--json",
-                    "--master",
-                    "local[1]",
-                ],
-                env=os.environ | short_lived.ENVIRONMENT,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-        try:
+        words = ("pipeline", "run", str(self.file), "--json", "--master", "local[1]")
+        command = [sys.executable, "-m", "waterclock", *words]
+        with started(command, self.folder, os.environ | short_lived.ENVIRONMENT) as process:
             yield process
-        finally:
-            end_group(process)
 
     def count(self, log: str) -> int:
         """Say how many micro-batches have begun (``offsets``) or are finished (``commits``)."""

@@ -15,7 +15,7 @@ import venv
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyspark
 import pytest
@@ -141,25 +141,31 @@ def test_a_standalone_cluster_that_loses_a_worker_gives_the_batches_of_one_proce
     pipeline.check()
 
 
-@pytest.mark.slow  # as above
-def test_a_pipeline_on_a_cluster_keeps_its_state_in_as_many_partitions_as_there_are_cores(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+def run_on(cluster: Cluster, folder: Path, *words: str, **started: Any) -> subprocess.CompletedProcess[str]:
+    """Run a pipeline of 60 messages once on a cluster, and check the batches that it writes."""
+    with wc.connect(f"sqlite:///{folder}/f.db") as database:
         topic = database.create_topic("telemetry")
         database.create_table("batches", id_type="text")
         database.create_topic("rejected")
         at = [START + n * SECOND for n in range(20)]
         topic.append([wc.Message(s, "x", time, publish_time=time, receive_time=time) for time in at for s in "abc"])
-        command = [sys.executable, "-m", "waterclock", "pipeline", "run", str(write(tmp_path)), "--once", "--json"]
+        command = [sys.executable, "-m", "waterclock", "pipeline", "run", str(write(folder)), "--once", "--json"]
         command += ["--master", cluster.url, "--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false"]
-        done = subprocess.run(command, env=LOCAL, capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, *words], capture_output=True, text=True, check=False, **started)
         assert done.returncode == 0, done.stderr[-3_000:]
-        assert json.loads(done.stdout)["messages"] == 60
-        plan = next(line for line in done.stderr.splitlines() if line.startswith('{"event": "plan"'))
-        assert json.loads(plan)["state_partitions"] == 2
         closed = {name for name in expected(database)[0] if int(name.partition("@")[2]) < at[-1]}
         assert set(landed(database)) == closed
+    return done
+
+
+@pytest.mark.slow  # as above
+def test_a_pipeline_on_a_cluster_keeps_its_state_in_as_many_partitions_as_there_are_cores(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    done = run_on(cluster, tmp_path, env=LOCAL)
+    assert json.loads(done.stdout)["messages"] == 60
+    plan = next(line for line in done.stderr.splitlines() if line.startswith('{"event": "plan"'))
+    assert json.loads(plan)["state_partitions"] == 2
 
 
 WHERE_FROM = """
@@ -184,19 +190,8 @@ def test_executors_take_waterclock_from_a_packed_environment(cluster: Cluster, t
     command = [sys.executable, "-c", WHERE_FROM, cluster.url, f"{packed}#environment"]
     asked = subprocess.run(command, cwd=tmp_path, env=LOCAL | python, capture_output=True, text=True, check=False)
     assert asked.stdout.startswith("environment/lib/"), asked.stderr[-3_000:]
-    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
-        topic = database.create_topic("telemetry")
-        database.create_table("batches", id_type="text")
-        database.create_topic("rejected")
-        at = [START + n * SECOND for n in range(20)]
-        topic.append([wc.Message(s, "x", time, publish_time=time, receive_time=time) for time in at for s in "abc"])
-        command = [sys.executable, "-m", "waterclock", "pipeline", "run", str(write(tmp_path)), "--once", "--json"]
-        command += ["--master", cluster.url, "--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false"]
-        command += ["--conf", f"spark.archives={packed}#environment"]
-        done = subprocess.run(command, cwd=tmp_path, env=LOCAL | python, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3_000:]
-        closed = {name for name in expected(database)[0] if int(name.partition("@")[2]) < at[-1]}
-        assert set(landed(database)) == closed
+    archive = ("--conf", f"spark.archives={packed}#environment")
+    run_on(cluster, tmp_path, *archive, cwd=tmp_path, env=LOCAL | python)
 
 
 def packed_environment(folder: Path) -> Path:

@@ -41,7 +41,7 @@ class Assignment(NamedTuple):
         window into which they fell. If `assign_judged` finds the window still open, its start and the end according to
         the messages so far.
     cuts
-        What ended that window: uint8, ``BY_TIME``, ``BY_CONFLICT`` or ``BY_BOUNDARY``.
+        Why that window ended: uint8, ``BY_TIME``, ``BY_CONFLICT`` or ``BY_BOUNDARY``.
     verdicts
         uint8, the numbers of `waterclock.batching.event_time.rule`: ``ACCEPTED``, a key of ``REJECTIONS``, or
         ``UNDECIDED`` at ``now``.

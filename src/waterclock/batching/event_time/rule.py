@@ -22,7 +22,7 @@ CONFLICTS: dict[OnConflict, int] = {"split": SPLIT, "replace": REPLACE, "isolate
 """The numbers of those words, for the compiled rule."""
 
 BY_TIME, BY_CONFLICT, BY_BOUNDARY = range(3)
-"""What ended a window: its length or a silence, a conflict, or a boundary."""
+"""Why a window ended: its length or a silence, a conflict, or a boundary."""
 
 CUT_REASONS: dict[int, CloseReason] = {BY_CONFLICT: "conflict", BY_BOUNDARY: "boundary"}
 """The reasons of the batches of windows that were cut."""

@@ -17,7 +17,7 @@ class Window(NamedTuple):
     start: int  # event time of its first message, ns
     last: int
     """Last event time that belongs here, ns: start + window, that of its last message + gap, or one before the cut."""
-    cut: int  # what ended it at ``last + 1``: ``BY_CONFLICT`` or ``BY_BOUNDARY``; ``BY_TIME`` if nothing did
+    cut: int  # why it ended at ``last + 1``: ``BY_CONFLICT`` or ``BY_BOUNDARY``; ``BY_TIME`` if nothing did
     isolated: bool  # whether it holds only one conflicting event time (``on_conflict="isolate"``)
     messages: list[Message]  # by event time, equal ones by stream
 

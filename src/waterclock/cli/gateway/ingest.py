@@ -70,7 +70,7 @@ class MappingOptions:
     mqtt_version: str = "5"
     """5 or 3.1.1."""
     dead_letters: str = "ingest-dead-letters"
-    """The topic of what cannot be mapped."""
+    """The topic of messages that cannot be mapped."""
 
 
 @Parameter(name="*")

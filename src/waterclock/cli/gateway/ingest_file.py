@@ -58,7 +58,7 @@ def file(
     stream
         CSV: the stream of all messages, if no column holds it.
     delimiter
-        CSV: what separates columns.
+        CSV: the separator of columns.
     time_unit
         Unit of numeric times, since 1970.
     complete

@@ -167,7 +167,7 @@ class KafkaIngest:
         try:
             plan = read()
             topics = plan.open_topics(self._database)
-        except Exception as error:  # noqa: BLE001  # a mistake in the file must not end what runs
+        except Exception as error:  # noqa: BLE001  # a mistake in the file must not end the running ingest
             self._say("not_reloaded", f"goes on as before: {error}", warns=True)
             return None
         is_other = replace(plan, rules=self._plan.rules, start=self._plan.start) != self._plan

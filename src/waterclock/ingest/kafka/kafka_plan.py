@@ -77,7 +77,7 @@ class KafkaPlan:
 
     cluster: KafkaCluster  # source of the records
     rules: tuple[KafkaRule, ...]  # the Kafka topics, with their mappings
-    dead_letters: str  # the topic of what cannot be mapped
+    dead_letters: str  # the topic of messages that cannot be mapped
     most_payload: int  # maximum bytes of a value
     start: Literal["earliest", "latest"] | int = "earliest"
     """The beginning of a partition that was never appended: ``earliest``, ``latest``, or a time, ns."""

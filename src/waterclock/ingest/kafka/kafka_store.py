@@ -24,7 +24,7 @@ class KafkaStore:
         self,
         backend: Backend,
         topics: Mapping[str, Topic],  # the topics that the rules name
-        dead_letters: Topic,  # the topic of what cannot be mapped
+        dead_letters: Topic,  # the topic of messages that cannot be mapped
         most_payload: int,  # maximum bytes of a value
         clock: Callable[[], int] | None = None,  # the database's clock, ns
     ) -> None:

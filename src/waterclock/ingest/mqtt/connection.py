@@ -235,7 +235,7 @@ class Connection:
             self._client.send_acks(packet_ids)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it ends, at most this long; return whether it has. Raise what failed on its thread."""
+        """Wait until it ends, at most this long; return whether it has. Raise the error of its thread."""
         has_ended = self._wait_for(lambda: self._ended or self._failure, seconds)
         if self._failure is not None:
             raise self._failure

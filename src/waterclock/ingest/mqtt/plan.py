@@ -20,7 +20,7 @@ class IngestPlan:
 
     broker: Broker  # source of the messages
     rules: tuple[FormatRule, ...]  # the subscribed filters, with their mappings
-    dead_letters: str = DEAD_LETTERS  # the topic of what cannot be mapped
+    dead_letters: str = DEAD_LETTERS  # the topic of messages that cannot be mapped
     most_payload: int = MOST_PAYLOAD  # maximum bytes of a payload
 
     def __post_init__(self) -> None:

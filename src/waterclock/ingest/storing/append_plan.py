@@ -32,7 +32,7 @@ class AppendPlan:
     """The messages of one transaction."""
 
     received: int  # when they were received, ns
-    dead_letters: Topic  # the topic of what cannot be mapped
+    dead_letters: Topic  # the topic of messages that cannot be mapped
     latest: dict[StreamName, int] = field(default_factory=dict[StreamName, int])
     """Event time of each stream's last message: a message that repeats it is a heartbeat, which is ignored for lag."""
     messages: dict[str, list[Message]] = field(default_factory=dict[str, list[Message]])

@@ -61,7 +61,7 @@ class Store:
         backend: Backend,
         rules: RuleSet,  # the mappings of published messages
         topics: Mapping[str, Topic],  # the topics that the rules name
-        dead_letters: Topic,  # the topic of what cannot be mapped
+        dead_letters: Topic,  # the topic of messages that cannot be mapped
         most_payload: int,  # bytes that a payload may have
         clock: Callable[[], int] | None = None,  # the database's clock, ns: the receive time of appended messages
     ) -> None:

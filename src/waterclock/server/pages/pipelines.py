@@ -58,7 +58,7 @@ _FACTS = (
         "lags",
     ),
 )
-"""What the pages show of a report; an ingest and a pipeline report some of these each."""
+"""The figures of a report that the pages show; an ingest and a pipeline report some of these each."""
 
 router = APIRouter(include_in_schema=False)
 

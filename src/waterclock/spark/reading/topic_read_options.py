@@ -71,7 +71,7 @@ class TopicReadOptions(Opening):
     fail_on_data_loss
         Whether a stream ends with an error if messages were deleted that it has not read.
     on_damage
-        What tasks do if messages are corrupt, lost or missing.
+        The behaviour of tasks if messages are corrupt, lost or missing.
     rule
         Facts in a stream's offsets in addition to the buckets, as JSON; None: nothing. A pipeline reads them back.
     halt_file

@@ -29,7 +29,7 @@ FOR_TASKS = (
     "waterclock.columnar.streams.judging",
     "waterclock.spark.streaming.stateful",
 )
-"""What workers of tasks import; kernels are loaded compiled."""
+"""Modules that workers of tasks import; kernels are loaded compiled."""
 
 _modules = 0
 

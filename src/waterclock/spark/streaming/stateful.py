@@ -58,7 +58,7 @@ _Key = tuple[int]
 
 
 class Stream(Protocol):
-    """What batches the sources of a bucket: `EventTimeStream`, `RateStream` or `IdStream`."""
+    """The batchers of the sources of a bucket: `EventTimeStream`, `RateStream` or `IdStream`."""
 
     @property
     def open_batches(self) -> int:

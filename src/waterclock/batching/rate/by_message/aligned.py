@@ -17,7 +17,7 @@ TOO_MANY_CLOCKS = (
     f": clocks of at most {ALIGNMENT.interpreted.MOST_STREAMS:,} streams are aligned; the times of further streams are"
     " used as they were sent"
 )
-"""What a warning says of a source with more streams."""
+"""The text of a warning about a source with more streams."""
 
 Clocks = Literal["as_sent", "align"]
 """By which times messages are batched: as sent, or aligned to the receive clock."""
@@ -48,7 +48,7 @@ class AlignedMessage(Message):
     @classmethod
     def of(cls, sent: Message, offset: int, number: int) -> AlignedMessage:
         """Move a message by an offset, ns."""
-        # Only what batching reads: the others are in `sent`.
+        # Only the fields that batching reads: the others are in `sent`.
         aligned = cls.trusted(sent.source, sent.stream, sent.event_time + offset, b"", None, None, None, None)
         assert isinstance(aligned, AlignedMessage)  # noqa: S101  # `trusted` creates its own class
         _set_sent(aligned, sent)

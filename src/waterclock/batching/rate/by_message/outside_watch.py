@@ -20,7 +20,7 @@ AFTER_SILENCE = (
     f": after a silence of more than {ERA} batch lengths its first messages were in a batch with the window before the"
     ' silence; pass forget_after, for example "1h"'
 )
-"""What a warning says of a source that sends seldom after a silence."""
+"""The text of a warning about a source that sends seldom after a silence."""
 
 MOST_STREAMS = 1_000
 """Maximum number of streams counted: senders choose the names of streams, and memory is bounded."""

@@ -53,7 +53,7 @@ _ROUNDS = 20
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What a claim has examined in vain."""
+    """The keys that a claim has examined in vain."""
 
     passed: frozenset[Place]  # keys with no more messages for this claim
     level: int  # the first level that may have other keys
@@ -64,7 +64,7 @@ def claim_keyed(
 ) -> tuple[list[Claimed], Examined | None]:
     """Claim messages of the keys whose turn it is.
 
-    Returns the claimed messages, and what the next transaction need not examine; None if all keys were examined.
+    Returns the claimed messages, and the keys that the next transaction need not examine; None if all were examined.
 
     Parameters
     ----------

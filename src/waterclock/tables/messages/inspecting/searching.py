@@ -60,7 +60,7 @@ class MessageFilter:
     error: str | None = None
 
     def __post_init__(self) -> None:
-        """Check what a form may hold."""
+        """Check the contents of a form."""
         if self.state is not None and self.state not in get_args(SearchState):
             known = ", ".join(get_args(SearchState))
             raise InvalidArgumentError(f"state must be one of {known}, got {quoted(self.state)}")

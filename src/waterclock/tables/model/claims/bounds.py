@@ -63,7 +63,7 @@ class BoundedSearch:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a search saw."""
+    """The database as a search saw it."""
 
     now: int  # the database's time, ns
     oldest: int  # all transactions with a lower id had ended
