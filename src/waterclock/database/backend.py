@@ -438,9 +438,14 @@ class Backend:
         if self._clock is not None:
             return self._clock()
         if connection is not None:
-            return connection.execute(sa.select(self.now_sql())).scalar_one()
+            return connection.execute(self._read_clock).scalar_one()
         with self._reading_translated(), self._reader.connect() as own:
-            return own.execute(sa.select(self.now_sql())).scalar_one()
+            return own.execute(self._read_clock).scalar_one()
+
+    @cached_property
+    def _read_clock(self) -> sa.Select[int]:
+        """The statement that reads the clock, as one object, because each is compiled once."""
+        return sa.select(self.now_sql())
 
     @property
     def has_own_clock(self) -> bool:

@@ -168,7 +168,7 @@ class MessageTable:
         def write_options(own: sa.Connection) -> None:
             further = [context.rows.c[name] for name in user_column_names(context.rows)]
             ensure_dead_letter_table(context.backend, own, self.name, changed, further)
-            change(own, context.table_id, options=changed.to_json())
+            change(context, own, options=changed.to_json())
             if "rate_limit" in options:
                 forget_rate(own, context.table_id)
 
@@ -201,7 +201,7 @@ class MessageTable:
 
     def _change(self, **values: Any) -> None:
         context = self._context
-        context.backend.transact(lambda own: change(own, context.table_id, **values))
+        context.backend.transact(lambda own: change(context, own, **values))
         self._row.read()
 
     @contextmanager

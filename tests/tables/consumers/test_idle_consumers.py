@@ -256,7 +256,7 @@ def test_of_idle_consumers_one_purges_for_all(
         for each in (first, second):
             each.take(1)
         purge.reset_mock()
-        later = moments.monotonic() + 10
+        later = moments.monotonic() + 100
         monkeypatch.setattr(moments, "monotonic", lambda: later)
         for each in (first, second):
             each.take(1)

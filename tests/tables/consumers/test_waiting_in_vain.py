@@ -12,10 +12,12 @@ from tests.tables.conftest import MovableClock
 
 from waterclock._support.moments import Moments, replaced
 from waterclock.connection import Database
+from waterclock.tables.catalogue import table_row
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.consumers import consumer_purge, receiving
 from waterclock.tables.consumers.receiving import LONGEST_PAUSE, pause_after
 from waterclock.tables.message_table import MessageTable
+from waterclock.time import MAX_NS
 
 _SECOND = 1_000_000_000
 _LONG = 20  # s, so that a machine that is busy for some of them takes nothing away
@@ -175,7 +177,7 @@ def test_due_messages_do_not_wait_for_a_purge_or_for_reading_the_options(
         assert len(deliveries.take(1)) == 1
         assert purged == ["some"] * 2
         deliveries._purging._removed = False
-        for seconds, count in ((8.5, 2), (2.0, 3)):  # after a purge that removed nothing, it waits ten times as long
+        for seconds, count in ((28.0, 2), (3.0, 3)):  # after a purge that removed nothing, it waits for half a minute
             deliveries._purging._purged_at -= seconds
             deliveries._idle.purged_at -= seconds
             deliveries.wait()
@@ -185,3 +187,34 @@ def test_due_messages_do_not_wait_for_a_purge_or_for_reading_the_options(
         with replaced(moments := Skipping()):
             deliveries.wait()
         assert sum(moments.waits) < 0.5 * LOOK_EVERY
+
+
+@pytest.mark.both_servers
+def test_a_waiting_consumer_reads_its_tables_row_again_if_someone_changes_it(
+    make_table: Callable[..., MessageTable],
+    connect: Callable[..., Database],
+    clock: MovableClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = make_table(poll_interval="1h")
+    elsewhere = connect(clock=clock).table("orders")
+    tells = table.context.backend.dialect.name != "mysql"
+    monkeypatch.setattr(table_row, "_READ_EVERY", 3600.0)
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 0.05)
+    reads: list[object] = []
+    look = table_row.TableRow._look
+    monkeypatch.setattr(table_row.TableRow, "_look", lambda self: (reads.append(self), look(self)))
+    with table.subscribe() as deliveries:
+        assert deliveries.take(1) == []
+        for change, until in ((elsewhere.pause, MAX_NS), (elsewhere.resume, None)):
+            deliveries.wait()
+            change()
+            give_up_at = time.monotonic() + _ENOUGH
+            while deliveries._row.now().paused_until != until:
+                assert time.monotonic() < give_up_at
+                deliveries.wait()
+        reads.clear()
+        with replaced(Skipping()):
+            for _ in range(8):
+                deliveries.wait()
+        assert len(reads) < 5 or not tells

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from waterclock.database.schema.table_catalogue import (
     unique_keys,
 )
 from waterclock.database.schema.upkeep_catalogue import forget_upkeep
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import NotFoundError, RefusedError
 from waterclock.tables.catalogue.context import TableContext, table_dialect
 from waterclock.tables.catalogue.totals import drop_totals
@@ -33,6 +35,12 @@ from waterclock.tables.model.schema import ACKED_DAY, LEASED_KEY, reflect_rows
 
 LOOK_EVERY = 1.0
 """Seconds after which an open table notices that its options changed, or that it was paused or dropped."""
+
+_READ_EVERY = 10.0
+"""The same while every change of the table's row is reported: plain SQL may have added a column."""
+
+_WATCH_FOR = 2.5
+"""Seconds after which a consumer that waits for others shows that it still does, less than `idling.LEADS_FOR`."""
 
 ASK_AGAIN = 60.0
 """Seconds after which an operation that the database forbade is retried, in case the privilege was granted."""
@@ -85,19 +93,21 @@ def find(backend: Backend, connection: sa.Connection, name: str) -> TableContext
     )
 
 
-def change(connection: sa.Connection, table_id: int, **values: Any) -> None:
+def change(context: TableContext, connection: SqlConnection, **values: Any) -> None:
     """Update the row, so that all processes with the open table notice."""
     connection.execute(
         sa.update(message_tables)
-        .where(message_tables.c.table_id == table_id)
+        .where(message_tables.c.table_id == context.table_id)
         .values(revision=message_tables.c.revision + 1, **values)
     )
+    context.sql.note_row_changed(connection, context.name)
 
 
 def drop(context: TableContext, connection: sa.Connection) -> None:
     """Remove a message table and its catalogue rows."""
     forget(connection, context.table_id, context.name)
     context.sql.drop(connection, context.rows)
+    context.sql.note_row_changed(connection, context.name)
 
 
 def forget(connection: sa.Connection, table_id: int, name: str) -> None:
@@ -130,6 +140,7 @@ class TableRow:
     def __init__(self, context: TableContext) -> None:
         self._context = context
         self._looked_at = moments.monotonic()
+        self._read_at = -math.inf
         self._lock = threading.Lock()
 
     @property
@@ -141,6 +152,24 @@ class TableRow:
     def fresh_for(self) -> float:
         """Return for how many seconds the cached row is valid."""
         return max(0.0, self._looked_at + LOOK_EVERY - moments.monotonic())
+
+    def known_for(self, unchanged_since: float) -> float:
+        """Return for how many seconds the row stays valid if no change is reported.
+
+        Parameters
+        ----------
+        unchanged_since
+            As in `Changes.row_unchanged_since`.
+        """
+        if unchanged_since > self._read_at:
+            return self.fresh_for
+        return max(self.fresh_for, min(_WATCH_FOR, self._read_at + _READ_EVERY - moments.monotonic()))
+
+    def keep(self, unchanged_since: float) -> None:
+        """Note that no change was reported until now: the row needs no reload within the next second."""
+        with moments.holding(self._lock):
+            if unchanged_since <= self._read_at:
+                self._looked_at = max(self._looked_at, min(moments.monotonic(), self._read_at + _READ_EVERY))
 
     def now(self) -> TableContext:
         """Return the table as it is now, to within a second.
@@ -173,8 +202,9 @@ class TableRow:
         except RefusedError:
             seen = None
         if seen is not None and seen.says(known):
-            self._looked_at = seen.looked_at
+            self._looked_at = self._read_at = seen.looked_at
         else:
+            self._read_at = moments.monotonic()
             self._context = load(known.backend, known.name)
             self._looked_at = moments.monotonic()
 

@@ -19,7 +19,7 @@ from waterclock.tables.messages.upkeep.purging import purge_some
 PURGE_EVERY = 1.0
 """Seconds between two purges by an idle consumer; while messages are due, a purge waits twice as long."""
 
-_PAUSE_AFTER_NONE = 10
+_PAUSE_AFTER_NONE = 30
 """After a purge that removed nothing, the next one waits this many times as long."""
 
 _KEYS_EVERY = 60.0  # s

@@ -130,7 +130,7 @@ def receive_waiting(
             left = until - moments.monotonic()
             if left <= 0:
                 break
-            in_vain, _ = pause(row, changes, stop, left, request, in_vain)
+            in_vain, _ = pause(row, changes, stop, min(left, LOOK_EVERY), request, in_vain)
     finally:
         changes.close()
     return found
@@ -315,7 +315,7 @@ def pause(
     row: TableRow,
     changes: Changes,
     stop: Stop,
-    longest: float | None,
+    longest: float,
     request: Request,
     in_vain: int,
 ) -> tuple[int, bool]:
@@ -393,7 +393,7 @@ def _when_due(
 
 
 def _pause(
-    context: TableContext, changes: Changes, stop: Stop, longest: float | None, request: Request, in_vain: int
+    context: TableContext, changes: Changes, stop: Stop, longest: float, request: Request, in_vain: int
 ) -> tuple[int, bool]:
     where = _where(context, request)
     changes.arm()
@@ -401,15 +401,13 @@ def _pause(
     if due is not None and due <= now and free_at is not None and free_at > now:
         # Due times are known, so notifications add nothing. Claims of single messages are expensive: wait for several.
         seconds = max((free_at - now) / _SECOND, _TOKENS_FOR)
-        stop.wait(min(seconds, LOOK_EVERY, math.inf if longest is None else longest))
+        stop.wait(min(seconds, LOOK_EVERY, longest))
         return 0, True
     if context.paused_until is not None and due is not None:
         due = max(due, context.paused_until)
-    # The wait also notices changed options and dropped tables.
-    seconds = min(context.options.poll_interval / _SECOND, LOOK_EVERY)
     in_vain = in_vain + 1 if due is not None and due <= now else 0
     due_in = math.inf if due is None else pause_after(in_vain) if in_vain else (due - now) / _SECOND
-    seconds = min(seconds, due_in, math.inf if longest is None else longest)
+    seconds = min(context.options.poll_interval / _SECOND, due_in, longest)
     due_at = moments.monotonic() + due_in
     # Without notifications by writers, checking more often would mean claiming more often.
     ended = stop.wait(seconds) if in_vain and not changes.tells else changes.wait(seconds, stop)

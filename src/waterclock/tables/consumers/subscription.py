@@ -56,7 +56,7 @@ class TableSubscription(Closing):
     claimed and did not hand out, without counting an attempt. In a table with groups it also returns unfinished
     messages that it handed out, so that the groups can proceed: ack before closing. On SQLite it waits a second for
     another writer; then the rest returns when the leases end, and a warning is logged. While in use it purges the
-    table, if the database allows it to delete, once a second or, if there was nothing to purge, every ten seconds. It
+    table, if the database allows it to delete, once a second or, if there was nothing to purge, every half a minute. It
     also puts the due messages of the table's schedules.
 
     If the database refuses a claim or a claim times out, the subscription logs a warning and retries after pauses that
@@ -252,16 +252,19 @@ class TableSubscription(Closing):
             raise
 
     def _wait_for_more(self) -> bool:
-        if self._waiting or self._handed_out:  # its own messages may change, too
+        has_messages = bool(self._waiting or self._handed_out)
+        if has_messages:  # its own messages may change, too
             self._idle.pass_on(self)
         elif not self._lead():
             self._changed = True
             return True
-        # No longer than the table's options are cached, so that later messages need not wait for a reload.
-        longest = self._row.fresh_for
-        self._in_vain, self._changed = pause(
-            self._row, self._changes, self._stop, longest, self._request, self._in_vain
-        )
+        # No longer than the table's options are known, so that later messages need not wait for a reload.
+        changes = self._changes
+        is_watched = not (has_messages or self._is_exclusive)
+        longest = self._row.known_for(changes.row_unchanged_since) if is_watched else self._row.fresh_for
+        self._in_vain, self._changed = pause(self._row, changes, self._stop, longest, self._request, self._in_vain)
+        if is_watched:
+            self._row.keep(changes.row_unchanged_since)
         return self._changed
 
     def _lead(self) -> bool:
@@ -523,6 +526,7 @@ class TableSubscription(Closing):
         self._sleep(pause)
 
     def _purge(self, context: TableContext, after: float) -> None:
+        self._ticking.see(context)
         self._purging.purge(context, after, has_messages=bool(self._waiting or self._handed_out))
 
     def _sleep(self, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from contextlib import suppress
@@ -75,6 +76,14 @@ class Changes(Protocol):
 
     tells: bool
 
+    @property
+    def row_unchanged_since(self) -> float:
+        """Return since when every change of the table's row in the catalogue is reported, and none was.
+
+        In seconds of the monotonic clock; infinity if changes are not reported.
+        """
+        ...
+
     def arm(self) -> bool:
         """Ensure that every commit from now on ends the next wait; return False if that is not certain.
 
@@ -112,6 +121,7 @@ class Polling:
     """
 
     tells = False
+    row_unchanged_since = math.inf
 
     def __init__(self) -> None:
         self._interval = _FIRST_LOOK

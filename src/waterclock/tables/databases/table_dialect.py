@@ -374,6 +374,10 @@ class TableDialect(ABC):
         """Return the condition that a text contains another, case-sensitively, whatever its characters; or bytes."""
         return sa.func.instr(column, sa.literal(part), type_=sa.Integer()) > 0
 
+    def note_row_changed(self, connection: SqlConnection, name: str) -> None:
+        """Report to waiting consumers that the transaction has changed a table's row in the catalogue."""
+        del connection, name
+
     def changes(self, backend: Backend, name: str) -> Changes:
         """Watch the database for changes of the table of this name."""
         del backend, name

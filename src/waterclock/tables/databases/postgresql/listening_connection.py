@@ -11,6 +11,7 @@ needs no queries, except for occasional checks that the server still answers.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ _PATIENCE = 5.0  # s for an answer that needs no wait
 _ASK_EVERY = 10.0  # s after which a silent server is checked
 
 CHANNEL = "waterclock_"
-"""Prefix of a table's channel."""
+"""Prefix of a table's channel. A notification with a text is about the table's row in the catalogue."""
 
 
 class Listener(Protocol):
@@ -45,6 +46,8 @@ class _Table:
     """The connection's state for one table."""
 
     def __init__(self) -> None:
+        # When it began to listen, or was last notified of a change of the table's row.
+        self.row_changed_at = moments.monotonic()
         # The consumers for which it listens. One that was dropped without being closed does not count.
         self.listening: WeakSet[Listener] = WeakSet()
         self.shown: WeakSet[Listener] = WeakSet()  # consumers that wait, or are about to
@@ -151,15 +154,25 @@ class ListeningConnection:
             try:
                 server.consume_input()
                 while notification := server.notifies():
-                    self._tell(notification.relname.decode())
+                    self._tell(notification.relname.decode(), is_row=bool(notification.extra))
             except Exception:  # noqa: BLE001  # the look that follows says whether the server is away
                 self._drop()
 
-    def _tell(self, channel: str) -> None:
+    def _tell(self, channel: str, *, is_row: bool) -> None:
         table = self._tables.get(channel.removeprefix(CHANNEL))
-        for one in () if table is None else tuple(table.shown):
+        if table is None:
+            return
+        if is_row:
+            table.row_changed_at = moments.monotonic()
+        for one in tuple(table.shown):
             one.heard = True
             one.alarm.nudge()
+
+    def row_unchanged_since(self, name: str) -> float:
+        """Return when it began to listen to a table, or was last notified of a change of its row."""
+        with self._lock:
+            table = self._tables.get(name)
+            return math.inf if table is None else table.row_changed_at
 
     def hide(self, name: str, one: Listener) -> None:
         """Turn off notifications for a consumer that is busy now."""
@@ -214,7 +227,7 @@ class ListeningConnection:
         self._connection = connection
         connection.autocommit = True
         # The answer to a query brings notifications with it.
-        connection.add_notify_handler(lambda notification: self._tell(notification.channel))
+        connection.add_notify_handler(lambda one: self._tell(one.channel, is_row=bool(one.payload)))
 
     def _ask(self, question: str, name: str, *locks: int) -> Any:
         values = [value for lock in locks for value in (lock, name)]

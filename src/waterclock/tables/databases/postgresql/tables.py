@@ -29,6 +29,7 @@ from waterclock.tables.databases.postgresql import adopting
 from waterclock.tables.databases.postgresql.bigints import Bigints
 from waterclock.tables.databases.postgresql.claiming import by_priority, claim_statement, first_late, is_late, key_is
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
+from waterclock.tables.databases.postgresql.listening_connection import CHANNEL
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
 from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED, SEQS_TOGETHER_SQL, seqs_together
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
@@ -483,9 +484,16 @@ class PostgresqlTables(TableDialect):
         place = sa.func.strpos if isinstance(part, str) else sa.func.pg_catalog.position
         return place(column, sa.literal(part), type_=sa.Integer()) > 0
 
+    def note_row_changed(self, connection: SqlConnection, name: str) -> None:
+        """Notify them: a waiting consumer seldom reads the row by itself."""
+        connection.execute(_ROW_CHANGED, {"channel": CHANNEL + name})
+
     def changes(self, backend: Backend, name: str) -> Changes:
         """Listen for notifications; poll behind a pooler that changes sessions."""
         return Polling() if is_pooled(backend.url) else Listening(backend, name)
+
+
+_ROW_CHANGED = sa.select(sa.func.pg_notify(sa.bindparam("channel", type_=sa.Text), sa.literal_column("'row'")))
 
 
 @built_once(maxsize=256)

@@ -27,6 +27,7 @@ is missed:
 
 from __future__ import annotations
 
+import math
 import os
 
 from waterclock.database.backend import Backend
@@ -81,6 +82,11 @@ class Listening:
         self._patience = _TRY_AGAIN_AFTER
         self.heard = False
         self.alarm = Stop()
+
+    @property
+    def row_unchanged_since(self) -> float:
+        """Return when it began to listen, or was last notified of a change of the row."""
+        return math.inf if self._connection is None else self._connection.row_unchanged_since(self._table)
 
     def arm(self) -> bool:
         """Listen, and show that this consumer waits; return False if a writer may not have seen it.

@@ -28,7 +28,13 @@ _SHOWS_WITHIN = 0.02  # s from the write to the visible commit; a sync takes up 
 
 
 class SqliteChanges:
-    """Reads SQLite's data version when its log was written."""
+    """Reads SQLite's data version when its log was written.
+
+    Attributes
+    ----------
+    row_unchanged_since
+        When the version last changed, which counts as a change of the table's row.
+    """
 
     tells = True
 
@@ -42,10 +48,11 @@ class SqliteChanges:
         self._log = LogWatch.of(backend.url.database)
         prepare_for_forks(self)  # first, since a child that is forked while this connects would wait forever
         self._seen = self._version()
+        self.row_unchanged_since = moments.monotonic()
 
     def arm(self) -> bool:
         """Remember the current version: the following check sees earlier commits."""
-        self._seen = self._version()
+        self._changed()
         return True
 
     def wait(self, seconds: float, stop: Stop) -> bool:
@@ -99,6 +106,8 @@ class SqliteChanges:
 
     def _changed(self) -> bool:
         before, self._seen = self._seen, self._version()
+        if self._seen != before:
+            self.row_unchanged_since = moments.monotonic()
         return self._seen != before
 
     def _version(self) -> tuple[int, int]:

@@ -453,7 +453,7 @@ def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
 
 def _tell(context: TableContext, connection: SqlConnection) -> None:
     """Cause all processes that have the table open to check its schedules within a second."""
-    change(cast("sa.Connection", connection), context.table_id)
+    change(context, connection)
 
 
 def _locked(context: TableContext, connection: SqlConnection, name: str) -> Any:

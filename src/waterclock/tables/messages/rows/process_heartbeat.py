@@ -47,6 +47,18 @@ MOST_HANDLERS = 10
 _PATIENCE = 1.0  # s; no consumer waits longer for statistics
 _PATIENCE_OF_LEAVING = 0.1  # s; the lock may belong to the leaving consumer's own caller
 
+# Built once, because each is compiled once: an idle process does little else than write its row.
+_MINE = (heartbeats.c.table_id == sa.bindparam("mine", type_=sa.BigInteger)) & (
+    heartbeats.c.session == sa.bindparam("own", type_=sa.BigInteger)
+)
+_VALUES = {column: sa.bindparam(f"new_{column.name}", type_=column.type) for column in list(heartbeats.c)[2:]}
+_INSERT = sa.insert(heartbeats).values(
+    {heartbeats.c.table_id: sa.bindparam("mine"), heartbeats.c.session: sa.bindparam("own"), **_VALUES}
+)
+_UPDATE = sa.update(heartbeats).where(_MINE).values(_VALUES)
+_DELETE = sa.delete(heartbeats).where(_MINE)
+_DELETE_OLD = sa.delete(heartbeats).where(heartbeats.c.beat_at <= sa.bindparam("before", type_=sa.BigInteger))
+
 _log = logging.getLogger(__name__)
 
 
@@ -209,7 +221,7 @@ class ProcessHeartbeat:
                 return
             try:
                 with at_most(patience + _PATIENCE), backend.patience(patience):
-                    backend.transact(lambda connection: self._write(connection, backend.now(connection), own))
+                    backend.transact(lambda one: self._write(one, backend.now(one), own), indexed=True)
             except WaterclockError as error:
                 if isinstance(error, ForbiddenError):
                     self.beat_at = self._forbidden_until = now + int(ASK_AGAIN * _SECOND)
@@ -218,13 +230,14 @@ class ProcessHeartbeat:
                 self._has_row = is_active
 
     def _write(self, connection: SqlConnection, now: int, own: Activity) -> None:
-        mine = (heartbeats.c.table_id == self._table_id) & (heartbeats.c.session == self.session)
+        mine = {"mine": self._table_id, "own": self.session}
         values = {**own._asdict(), **self._running(now), "beat_at": now}
+        row = {**mine, **{f"new_{name}": value for name, value in values.items()}}
         if not (own.subscribers or own.sent):
-            connection.execute(sa.delete(heartbeats).where(mine))
-        elif not connection.execute(sa.update(heartbeats).where(mine).values(values)).rowcount:
-            connection.execute(sa.delete(heartbeats).where(heartbeats.c.beat_at <= now - LASTS))
-            connection.execute(sa.insert(heartbeats).values(table_id=self._table_id, session=self.session, **values))
+            connection.execute(_DELETE, mine)
+        elif not connection.execute(_UPDATE, row).rowcount:
+            connection.execute(_DELETE_OLD, {"before": now - LASTS})
+            connection.execute(_INSERT, row)
 
     def _running(self, now: int) -> dict[str, object]:
         """Return the columns of running handlers; ``now`` is the database's time, ns."""

@@ -68,12 +68,17 @@ class Ticks:
         self.due_at = self.looked_at = MIN_NS
         self.warned: set[tuple[str, int]] = set()
 
+    @property
+    def has_any(self) -> bool:
+        """Return whether there are schedules, as far as the last check knows."""
+        return self.due_at != MAX_NS
+
     def is_due(self, clock: Callable[[], int]) -> bool:
         """Return whether to check now: a tick is due, or the clock was set back since the last check.
 
         Without schedules the clock, which may be the database's, is not read.
         """
-        if self.due_at == MAX_NS:
+        if not self.has_any:
             return False
         now = clock()
         return self.due_at <= now or now < self.looked_at - ON_TIME
