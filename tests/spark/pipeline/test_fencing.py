@@ -26,7 +26,7 @@ from waterclock.spark.pipeline.fencing import PipelineRun
 from waterclock.spark.pipeline.outputs import remove_unfinished
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.running import MicroBatchWriter, replay_pipeline, run_pipeline, state_parts
-from waterclock.spark.runtime.partitions import PARTITIONS
+from waterclock.spark.runtime.partitions import PARTITIONS, rule_in
 
 OVERTAKEN = "'press': another run has taken over its checkpoint"
 ROWS = 12
@@ -201,6 +201,14 @@ def test_an_overtaken_run_does_not_blame_the_checkpoint_for_what_the_later_one_h
     spark.range(1).write.parquet(f"{tmp_path}/batches/run=r-0000000001")
     with pytest.raises(PipelineError, match=OVERTAKEN):
         writer(spark.range(1), 0)
+
+
+def test_a_checkpoint_whose_run_ended_before_its_first_micro_batch_counts_as_new(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
+    assert state_parts(spark, pipeline) == (3, 12)
+    assert rule_in(spark, pipeline.checkpoint) is None
 
 
 def test_a_checkpoint_without_its_stream_id_is_refused(spark: SparkSession, pipeline: Pipeline, tmp_path: Path) -> None:

@@ -152,7 +152,15 @@ Caused by: java.lang.IllegalStateException: more
         ),
         (
             TRACE.format(error="JSONDecodeError: Expecting value: line 1"),
-            "a file of the checkpoint seems to be corrupt: restore",
+            "a file of the checkpoint seems to be corrupt or missing: restore",
+        ),
+        (
+            "[STREAM_FAILED] Query terminated with exception: Unexpected end-of-input in field name",
+            "Unexpected end-of-input in field name; a file of the checkpoint seems to be corrupt or missing: restore",
+        ),
+        (
+            "[STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY] Cannot restart",
+            "Cannot restart; a file of the checkpoint seems to be corrupt or missing: restore",
         ),
         (
             "[STREAM_FAILED] Query [id = 1] terminated with exception:  SQLSTATE: XXKST",

@@ -37,8 +37,11 @@ _REMEDIES = (
         "Spark lacks the library of that filesystem: name it in the setting spark.jars.packages",
     ),
     (
-        re.compile(r"JSONDecodeError|Incomplete log file|MismatchedInputException|assertion failed"),
-        "a file of the checkpoint seems to be corrupt: restore a copy of it, or start with a new checkpoint",
+        re.compile(
+            r"JSONDecodeError|Incomplete log file|MismatchedInputException|Unexpected end-of-input|assertion failed"
+            r"|MISSING_STATE_DIRECTORY"
+        ),
+        "a file of the checkpoint seems to be corrupt or missing: restore a copy of it, or start with a new checkpoint",
     ),
     (
         re.compile(r"as destination already exists|CONCURRENT_STREAM_LOG_UPDATE"),

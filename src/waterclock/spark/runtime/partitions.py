@@ -7,10 +7,11 @@ of a partition costs some calls from Python to the JVM; a few per partition keep
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 
 from waterclock._support import moments
@@ -74,30 +75,28 @@ def few_connecting(rows: DataFrame, column: str) -> DataFrame:
 
 def parts_in(spark: SparkSession, checkpoint: str) -> Parts | None:
     """Read the partitions of the state from a pipeline's checkpoint; None if no query has begun it."""
-    found = _offsets(spark, checkpoint, [_any_line_with(PARTITIONS), _any_line_with('"buckets"')])
-    if found is None or None in found:
+    settings, options = _in_offsets(spark, checkpoint, PARTITIONS, '"buckets"')
+    if settings is None or options is None:
         return None
-    return Parts(int(json.loads(found[0])["conf"][PARTITIONS]), json.loads(found[1])["buckets"])
+    return Parts(int(json.loads(settings)["conf"][PARTITIONS]), json.loads(options)["buckets"])
 
 
 def rule_in(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
     """Read the rule from a pipeline's checkpoint; None if no query has begun it."""
-    found = _offsets(spark, checkpoint, [_any_line_with('"rule"')])
-    return None if found is None or found[0] is None else json.loads(found[0])["rule"]
+    (options,) = _in_offsets(spark, checkpoint, '"rule"')
+    return None if options is None else json.loads(options)["rule"]
 
 
-def _offsets(spark: SparkSession, checkpoint: str, lines: list[Column]) -> Any:
-    """Look for lines in the offsets of a checkpoint; None if missing."""
+def _in_offsets(spark: SparkSession, checkpoint: str, *texts: str) -> Sequence[str | None]:
+    """Find for each text a line of a checkpoint's offsets that contains it; None if there is none."""
+    lines = [F.max(F.when(F.col("value").contains(text), F.col("value"))) for text in texts]
     try:
-        return spark.read.text(f"{checkpoint.rstrip('/')}/offsets").agg(*lines).head()
+        found = spark.read.text(f"{checkpoint.rstrip('/')}/offsets").agg(*lines).head()
     except PySparkException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
-            return None
-        raise
-
-
-def _any_line_with(text: str) -> Column:
-    return F.max(F.when(F.col("value").contains(text), F.col("value")))
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        found = None
+    return [None] * len(texts) if found is None else list(found)
 
 
 def _parallelism(spark: SparkSession) -> int:
