@@ -13,6 +13,7 @@ from tests.tables.options.plain_sql import catch_up, run
 from tests.tables.plans import buffers
 
 from waterclock.connection import Database
+from waterclock.tables.keys.in_flight import in_flight
 from waterclock.tables.keys.key_rows import KeyState, give_turns, put_off
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_rows
@@ -86,6 +87,36 @@ def test_a_claim_reads_neither_the_ends_of_leases_nor_earlier_versions_of_the_ro
     for text, values in seen:
         if "WITH RECURSIVE walk" in text or text.startswith("UPDATE waterclock_message_keys"):
             assert buffers(database, text, values) < FINISHED / 10, text
+
+
+@of_postgresql
+@pytest.mark.usefixtures("held")
+def test_a_limit_is_checked_without_reading_leases_that_ended_before_those_of_its_key(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(limit={"group": 50})
+    for _ in range(FINISHED // 50):
+        clock.move("1min")  # the leases have ended
+        pass_through(table, 50)
+    clock.move("1min")
+    table.put("y", group="a")
+    with statements_of(database.backend) as seen:
+        assert len(table.receive(10)) == 1
+    [counting] = [one for one in seen if "AS leased" in one[0]]
+    assert buffers(database, *counting) < FINISHED / 25
+
+
+@pytest.mark.parametrize("change", ["time_next = 1", "time_next = time_next + 1", "group_id = 'a'", "priority = 3"])
+def test_a_leased_message_that_plain_sql_has_changed_counts_under_a_limit(
+    make_table: Callable[..., MessageTable], database: Database, change: str
+) -> None:
+    table = make_table(limit={"group": 3}, payload="text")
+    table.put_many([{"payload": "1", "group": "a"}, {"payload": "2", "group": "b"}, {"payload": "3", "group": "a"}])
+    assert len(table.receive(10)) == 3
+    run(database, f"UPDATE orders SET {change} WHERE message = '2' OR priority = 0 AND group_id = 'a'")  # noqa: S608  # fixed
+    expected = 0 if change == "group_id = 'a'" else 1
+    with database.begin() as connection:
+        assert in_flight(table.context, connection, ["a"], 10).free["a"] == expected
 
 
 @pytest.mark.parametrize("is_claimed", [False, True])

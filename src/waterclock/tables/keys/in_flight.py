@@ -16,9 +16,12 @@ import sqlalchemy as sa
 
 from waterclock.database.driver_fast_path import Asked, execute_all
 from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED_TOGETHER
 from waterclock.tables.groups.group_state import is_out
+from waterclock.tables.model.schema import not_acked
 
 NO_KEY = ""
 """The key of messages without one, which are not limited."""
@@ -62,34 +65,62 @@ def free_places(context: TableContext, keys: Collection[str], counted: Sequence[
         if row.key in leased:
             leased[row.key] += row.leased
             active[row.key] += row.leased - int(row.lapsed)
-            lapsed[row.key, -row.priority] = min(int(row.lapsed), most)
+            place = row.key, -row.priority
+            lapsed[place] = min(lapsed.get(place, 0) + int(row.lapsed), most)
     room |= {key: max(0, min(most, limit - count)) for key, count in active.items()}
     free |= {key: max(0, min(most, limit - count)) for key, count in leased.items()}
     return InFlight(room, free, lapsed)
 
 
 @built_once(maxsize=256)
-def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any]:
+def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.CompoundSelect[Any, Any, Any, Any]:
     rows = context.rows
     key = context.sql.leased_key(rows)
     has_lapsed = sa.case((rows.c.time_next <= context.backend.now_sql(), 1), else_=0)
-    counts = sa.func.count().label("leased"), sa.func.sum(has_lapsed).label("lapsed")
-    found = sa.select(key.label("key"), rows.c.priority, *counts)
-    return found.where(context.sql.any_of(key, "keys"), is_out(rows)).group_by(key, rows.c.priority)
+    leased, lapsed = sa.func.count().label("leased"), sa.func.coalesce(sa.func.sum(has_lapsed), 0).label("lapsed")
+    found = sa.select(key.label("key"), rows.c.priority, leased, lapsed).group_by(key, rows.c.priority)
+    if not context.sql.is_bounded:
+        return found.where(context.sql.any_of(key, "keys"), is_out(rows))
+    its = message_keys.c
+    each = context.sql.newest_of_each(context.table_id, (its.table_id, its.message_key, its.level), "keys", "gap_to")
+    known = sa.select(leased, lapsed).where(
+        key == each.c.key,
+        rows.c.priority == -each.c.level,
+        is_out(rows),
+        ~context.sql.is_unrouted(rows),
+        rows.c.time_next >= each.c.gap_to,
+    )
+    counted = known.correlate(each).lateral("counted")
+    # Plain SQL has changed these since they were claimed. Not in a form that the index of leased messages answers.
+    changed = found.where(
+        context.sql.seqs_together(rows) == sa.literal_column(str(CHANGED_TOGETHER)),
+        context.sql.any_of(key, "keys"),
+        context.sql.is_unrouted(rows),
+        not_acked(rows),
+        rows.c.claim_id.is_not(None),
+    )
+    of_each = sa.select(each.c.key, (-each.c.level).label("priority"), counted.c.leased, counted.c.lapsed)
+    return sa.union_all(of_each.select_from(each.join(counted, sa.true())), changed)
 
 
 def has_claimable(
     context: TableContext, key: sa.ColumnElement[str], level: sa.ColumnElement[int]
 ) -> sa.ColumnElement[bool]:
-    """Return the condition that the limit lets a consumer have a message of a key and level."""
+    """Return the condition that the limit may let a consumer have a message of a key and level.
+
+    With bounds, it counts leased messages of this level only.
+    """
     limit = context.options.most_of_a_key
     if limit is None:
         return sa.true()
     rows = context.rows
     # Both in this form: SQLite does not use the index for a comparison with a column of texts.
-    its = context.sql.leased_key(rows) == context.sql.few(key), is_out(rows)
+    its = [context.sql.leased_key(rows) == context.sql.few(key), is_out(rows)]
+    of_level = rows.c.priority == -level, rows.c.time_next >= message_keys.c.gap_to
+    if context.sql.is_bounded:
+        its += of_level
     leased = sa.select(sa.func.count()).where(*its)
     # A limit that was lowered may be less than the number of lapsed messages.
     active = leased.where(rows.c.time_next > context.backend.now_sql()).scalar_subquery()
-    lapsed = sa.exists().where(*its, rows.c.priority == -level, rows.c.time_next <= context.backend.now_sql())
+    lapsed = sa.exists().where(*its, *of_level, rows.c.time_next <= context.backend.now_sql())
     return (key == NO_KEY) | (leased.scalar_subquery() < limit) | (lapsed & (active < limit))

@@ -183,23 +183,27 @@ def _at(table: sa.FromClause) -> sa.ColumnElement[Any]:
     return sa.literal_column(f"{table.name}.ctid")
 
 
-def _places(value: int, columns: LongKey, name: str) -> sa.ScalarSelect[Any]:
-    """Return the places of the newest versions of all rows whose second column is in the array bound as ``name``."""
+def _newest_of_each(value: int, columns: LongKey, name: str, *more: str) -> sa.CTE:
+    """Return the newest versions of all rows whose second column is in the array bound as ``name``.
+
+    They are rows of ``key``, ``level``, ``place`` and the columns ``more``.
+    """
 
     def newest(second: sa.ColumnElement[Any], *which: Callable[[Any], sa.ColumnElement[bool]]) -> LateralFromClause:
         one = columns[0].table.alias("one")
         key, level = one.c[columns[1].name], one.c[columns[2].name]
-        found = sa.select(level.label("level"), sa.literal_column("one.ctid").label("place"))
+        chosen = [one.c[name] for name in more]
+        found = sa.select(level.label("level"), sa.literal_column("one.ctid").label("place"), *chosen)
         its = _of_table(one.c[columns[0].name], value), key == second, *(each(level) for each in which)
         return found.where(*its).order_by(key.desc(), level.desc()).limit(_ONE).lateral("newest")
 
     wanted = _listed(columns[1], name)
     greatest = newest(wanted.c.value)
-    start = sa.select(wanted.c.value.label("key"), greatest.c.level, greatest.c.place)
+    start = sa.select(wanted.c.value.label("key"), *greatest.c)
     walk = start.select_from(sa.join(wanted, greatest, sa.true())).cte("walk", recursive=True)
     lower = newest(walk.c.key, lambda level: level < walk.c.level)
-    more = sa.select(walk.c.key, lower.c.level, lower.c.place).select_from(sa.join(walk, lower, sa.true()))
-    return sa.select(walk.union_all(more).c.place).scalar_subquery()
+    following = sa.select(walk.c.key, *lower.c).select_from(sa.join(walk, lower, sa.true()))
+    return walk.union_all(following)
 
 
 @built_once(maxsize=256)
@@ -376,8 +380,13 @@ class PostgresqlTables(TableDialect):
         self, table: sa.Table, value: int, columns: LongKey, name: str, *, skip_locked: bool = False
     ) -> sa.Select[*tuple[Any, ...]]:
         """Look up the newest version of each row, from the greatest third column down, as `look_up`."""
-        found = sa.select(table).where(_at(table) == sa.any_(sa.func.array(_places(value, columns, name))))
+        places = sa.select(_newest_of_each(value, columns, name).c.place).scalar_subquery()
+        found = sa.select(table).where(_at(table) == sa.any_(sa.func.array(places)))
         return found.with_for_update(skip_locked=True) if skip_locked else found
+
+    def newest_of_each(self, value: int, columns: LongKey, name: str, more: str) -> sa.FromClause:
+        """Look up the newest version of each row, as `look_up`."""
+        return _newest_of_each(value, columns, name, more)
 
     def is_row(self, columns: LongKey, values: tuple[Any, Any, Any]) -> sa.ColumnElement[bool]:
         """Look up the newest version, as `look_up`."""

@@ -202,7 +202,9 @@ class _KeyedClaim:
             for place, share in shares.items():
                 count = lapsed.get(place, 0) if of_lapsed else share - lapsed.get(place, 0)
                 if count:
-                    asked.append((statement, {**of_messages(place), "count": count, "low": states[place].first_at}))
+                    state = states[place]
+                    starts = {"low": state.first_at} | ({"lapsed_from": state.gap_to} if of_lapsed else {})
+                    asked.append((statement, {**of_messages(place), "count": count, **starts}))
         found: dict[Place, list[Any]] = {place: [] for place in shares}
         turns = last_turns(self._context, {level for _, level in shares})
         rows = execute_all(self._connection, [*asked, *turns])
@@ -257,6 +259,7 @@ def _next_messages(
     chosen = [] if where is None else [where]
     if of_lapsed:
         chosen.append(rows.c.claim_id.is_not(None))
+        chosen.append(rows.c.time_next >= sa.bindparam("lapsed_from", type_=sa.BigInteger))
     elif context.options.limit is not None:
         chosen.append((rows.c[MESSAGE_KEY] == NO_KEY) | rows.c.claim_id.is_(None))
     # Messages that other transactions have locked stay unacked, so the next search begins at the first of all.
