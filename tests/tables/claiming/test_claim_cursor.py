@@ -176,6 +176,16 @@ def test_a_claim_asks_no_more_where_asking_takes_long_but_tries_it_again() -> No
     assert walks.should_ask()
 
 
+def test_claims_go_on_asking_after_one_check_took_long_by_chance() -> None:
+    walks = walks_after(0.010)
+    for seconds in (0.001, 0.1):
+        walks.asked(seconds)
+    assert walks.should_ask()
+    for _ in range(4):  # now it always takes long
+        walks.asked(0.1)
+    assert not walks.should_ask()
+
+
 def test_one_long_walk_does_not_make_claims_ask_forever() -> None:
     walks = walks_after(0.1)
     for _ in range(200):

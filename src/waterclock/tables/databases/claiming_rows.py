@@ -86,7 +86,7 @@ class Walks:
             self._has_just_asked = False
             return
         # The first one also compiles its statements, which takes longer than running them.
-        self._walk = seconds if self._has_walked else 0.0
+        self._walk = _damped(seconds, self._walk) if self._has_walked else 0.0
         self._has_walked = True
         self._asking *= _FADES
 
@@ -98,9 +98,14 @@ class Walks:
     def asked(self, seconds: float) -> None:
         """Record the duration of a check."""
         self._has_just_asked = True
-        self._asking = seconds if self._has_asked else 0.0
+        self._asking = _damped(seconds, self._asking) if self._has_asked else 0.0
         self._has_asked = True
         self._walk *= _FADES
+
+
+def _damped(seconds: float, before: float) -> float:
+    """Return a duration, or twice the one before if that is less: on a busy machine a single one may be far longer."""
+    return min(seconds, 2 * before) if before else seconds
 
 
 class ClaimCursor:
