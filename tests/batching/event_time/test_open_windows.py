@@ -22,7 +22,7 @@ from waterclock.batching.event_time.waiting_times import NEVER, WaitingTimes
 from waterclock.message import Message
 
 RULE = EventTimeRule(window=10, max_delay=100, max_lead=0, on_conflict="split")
-COUNT = 1_000
+COUNT = 500
 STREAMS = 20
 
 
