@@ -7,17 +7,24 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Generator
+import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from tests.spark.pipeline.pipeline_process import processes_of
 from tests.support.services import program
 
 import waterclock as wc
+from waterclock._support import moments
 from waterclock.cli.app import run as command
+from waterclock.demo import live
 from waterclock.demo.live import LiveBooks
+from waterclock.work.running.signals import StopFlag
 
 PATIENCE_S = 240
+ENOUGH = 5
+"""More streams than these are measured."""
 pytestmark = pytest.mark.timeout(PATIENCE_S + 60)
 
 
@@ -25,26 +32,53 @@ def demo(folder: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "waterclock", "demo", "--live", "--folder", str(folder), "--json", *options]
     programs = {Path(program(name, name)).parent for name in ("mosquitto", "collectd")}
     environment = os.environ | {"PATH": ":".join([*map(str, programs), os.environ["PATH"]])}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+class Run(NamedTuple):
+    folder: Path
+    books: dict[str, object]
+    talk: str
+    left: dict[int, bytes]
+    """The processes that outlived it."""
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], str, Path]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Measure until there are some streams, and end the measurement with SIGTERM."""
     folder = tmp_path_factory.mktemp("live") / "here"
-    data, talk = demo(folder, "--seconds", "4").communicate(timeout=PATIENCE_S)
-    return json.loads(data), talk, folder
+    process = demo(folder, "--seconds", "600")
+    assert process.stderr is not None
+    said: list[str] = []
+    for line in process.stderr:
+        said.append(line)
+        if "measurements" in line:
+            break
+    with wc.connect(f"sqlite:///{folder / 'live.db'}") as database:
+        topic = database.topic("telemetry")
+        give_up_at = time.monotonic() + PATIENCE_S
+        while len({message.stream for message in topic.read()}) <= ENOUGH and process.poll() is None:
+            assert time.monotonic() < give_up_at
+            time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    data, talk = process.communicate(timeout=PATIENCE_S)
+    return Run(folder, json.loads(data), "".join([*said, talk]), processes_of([process]))
 
 
-def test_each_measurement_of_this_machine_is_in_one_batch_or_rejected(
-    run: tuple[dict[str, object], str, Path],
-) -> None:
-    books, talk, _ = run
-    assert books["balances"], (books, talk)
-    assert int(str(books["streams"])) > 5
+def test_each_measurement_of_this_machine_is_in_one_batch_or_rejected(run: Run) -> None:
+    assert run.books["balances"], (run.books, run.talk)
+    assert int(str(run.books["streams"])) > ENOUGH
 
 
-def test_messages_have_the_times_and_names_that_collectd_gave_them(run: tuple[dict[str, object], str, Path]) -> None:
-    with wc.connect(f"sqlite:///{run[2] / 'live.db'}") as database:
+def test_messages_have_the_times_and_names_that_collectd_gave_them(run: Run) -> None:
+    with wc.connect(f"sqlite:///{run.folder / 'live.db'}") as database:
         messages = list(database.topic("telemetry").read())
         assert database.topic("ingest-dead-letters").info.messages == 0  # not even the NUL after each value
     assert len({message.source for message in messages}) == 1
@@ -52,32 +86,23 @@ def test_messages_have_the_times_and_names_that_collectd_gave_them(run: tuple[di
     assert all(abs(message.receive_time - message.event_time) < 3_600_000_000_000 for message in messages)
 
 
-def test_the_picture_shows_the_batches(run: tuple[dict[str, object], str, Path]) -> None:
-    assert "This machine" in (run[2] / "live.svg").read_text()
+def test_the_picture_shows_the_batches(run: Run) -> None:
+    assert "This machine" in (run.folder / "live.svg").read_text()
 
 
-def test_sigterm_ends_the_measurement_and_every_process(tmp_path: Path) -> None:
-    folder = tmp_path / "here"
-    process = demo(folder, "--seconds", "600")
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "measurements" in line:
-            break
-    process.send_signal(signal.SIGTERM)
-    data, talk = process.communicate(timeout=PATIENCE_S)
-    # It may have ended before the first measurement came.
-    assert json.loads(data)["balances"] is (process.returncode == 0), talk
-    assert not list(commands_with(str(folder)))
+def test_sigterm_ends_the_measurement_and_every_process(run: Run) -> None:
+    assert run.left == {}
 
 
-def commands_with(text: str) -> Generator[str]:
-    for each in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = each.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if text in command:
-            yield command
+def test_a_measurement_ends_after_its_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    told: list[int] = []
+    monkeypatch.setattr(moments, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(moments, "sleep", lambda _: None)
+    with subprocess.Popen(["sleep", "600"]) as gateway:
+        live._wait(3, gateway, tmp_path / "run.log", told.append, StopFlag())
+        gateway.kill()
+    assert told == [1, 2]
 
 
 def test_a_missing_program_is_named_before_the_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,5 @@ from __future__ import annotations
 
 JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 ENVIRONMENT = {"JAVA_TOOL_OPTIONS": JAVA}
-SETTINGS = {
-    "spark.driver.defaultJavaOptions": JAVA,
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
+UNCOMPILED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+SETTINGS = UNCOMPILED | {"spark.driver.defaultJavaOptions": JAVA}

