@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 import pytest
 from tests.support.catalogues import sqlite_with_catalogue
@@ -15,8 +18,24 @@ from waterclock.tables.messages.putting.putting import MessageId
 from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.tables.sharding.sharded_table import ShardedTable
 
+SHARDS = ("files", "servers")
 
-@pytest.fixture(params=["files", "servers"])
+
+@pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow one of a test's two forms, chosen by its name: the shards differ, what joins them does not."""
+    forms: dict[str, dict[str, pytest.Item]] = defaultdict(dict)
+    for item in items:
+        with_parameters: Any = getattr(item, "callspec", None)
+        on = with_parameters.params.get("urls") if with_parameters else None
+        if on in SHARDS:
+            forms[item.nodeid.replace(on, "")][on] = item
+    for name, both in forms.items():
+        if len(both) == len(SHARDS):
+            both[SHARDS[crc32(name.encode()) % 2]].add_marker("slow")
+
+
+@pytest.fixture(params=SHARDS)
 def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[dict[str, str]]:
     """Two SQLite files, or PostgreSQL and MariaDB together."""
     if request.param == "files":
