@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 
-MESSAGES = 30_000  # few enough to put in a second, and many enough that a plan for all of them costs more
+MESSAGES = 10_000  # few enough to put quickly, and many enough that a plan for all of them costs more
 OTHERS = ("acked", "in flight", "scheduled")
 
 

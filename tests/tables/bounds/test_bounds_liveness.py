@@ -146,7 +146,7 @@ def never_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _PROPERTY = settings(
-    max_examples=6, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+    max_examples=4, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 
 

@@ -67,7 +67,7 @@ def run(database: Database, *statements: str) -> None:
 
 @WITH_SERVER
 @GROUPED
-@pytest.mark.parametrize("claims_before", [0, 4, CLAIMS])
+@pytest.mark.parametrize("claims_before", [pytest.param(0, marks=pytest.mark.slow), 4, CLAIMS])
 def test_a_consumer_claims_again_after_claims_that_a_trigger_refused(
     database: Database, make_table: Callable[..., MessageTable], groups: str, claims_before: int
 ) -> None:

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from tests.support.statements import statements_of
-from tests.tables.plans import OTHERS, can_be_explained, complaints, crowd
+from tests.tables.plans import MESSAGES, OTHERS, can_be_explained, complaints, crowd
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 
-ROWS = 30_000
 # As the page on message tables gives it. MariaDB indexes no expressions.
 FOR_AN_ORDER = (
     "CREATE INDEX orders_dearest ON orders((amount IS NULL), amount DESC, time_next, seq) WHERE time_acked IS NULL"
@@ -38,7 +37,7 @@ def test_a_claim_with_a_condition_goes_down_an_index_and_one_with_an_order_where
     make_table: Callable[..., MessageTable], database: Database, state: str
 ) -> None:
     table = make_table(columns={"region": "bigint", "amount": "bigint"})
-    for start in range(0, ROWS, 1000):
+    for start in range(0, MESSAGES, 1000):
         table.put_many(
             [{"payload": "x", "region": number % 7, "amount": number} for number in range(start, start + 1000)]
         )

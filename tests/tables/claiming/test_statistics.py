@@ -97,8 +97,6 @@ def rows_read(url: str) -> int:
 SHORT = {
     (None, "rows", "purged"),
     ("sequenced", "rows", "unknown"),
-    ("exclusive", "rows", "unknown"),
-    ("exclusive", "rows", "purged"),
     ("exclusive", "partition", "purged"),  # the worst of all, before statements stopped trusting statistics
 }
 

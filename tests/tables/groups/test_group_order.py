@@ -41,7 +41,7 @@ def hasty(sqlite_url: str, tmp_path: Path, clock: MovableClock) -> Generator[Dat
 def test_in_any_order_of_events_groups_keep_their_rules(
     hasty: Database, clock: MovableClock, policy: str, ack_order: str
 ) -> None:
-    check(hasty, clock, policy, ack_order, 4)
+    check(hasty, clock, policy, ack_order, 3)
 
 
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])

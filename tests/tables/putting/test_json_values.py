@@ -75,10 +75,12 @@ def check_ways(database: Database, found: list[Any]) -> None:
         deliveries = table.receive(100)
         assert {one.id: spelled(one.payload) for one in deliveries} == put
         assert {one.id: spelled(one.columns["extra"]) for one in deliveries if one.id in with_extra} == with_extra
+        if is_last:
+            break
         for one in deliveries:
             one.dead_letter("to be redriven")
         assert {one["id"]: spelled(one["payload"]) for one in table.dead_letters(100)} == put
-        assert is_last or table.redrive() == len(put)
+        assert table.redrive() == len(put)
     for name in ("orders", "orders_dead"):
         run(database, f"DELETE FROM {name}")  # noqa: S608  # names of ours
     table.schedules.keep([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -16,10 +17,23 @@ from waterclock.topics.reading.whole_files import whole_files
 from waterclock.topics.topic import Topic
 
 
+@pytest.fixture(scope="module")
+def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topic]:
+    """A topic for all tests that only read."""
+    with filled(tmp_path_factory.mktemp("whole_files")) as topic:
+        yield topic
+
+
 @pytest.fixture
-def topic(tmp_path: Path) -> Iterator[Topic]:
-    """Six sealed ledgers of four messages in two entries, and an open one; ledgers 1 to 3 share a file."""
-    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+def changing(tmp_path: Path) -> Iterator[Topic]:
+    with filled(tmp_path) as topic:
+        yield topic
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[Topic]:
+    """Create six sealed ledgers of four messages in two entries, and an open one; ledgers 1 to 3 share a file."""
+    with wc.connect(f"sqlite:///{folder}/f.db") as database:
         topic = database.create_topic("t")
         append(topic, 0, payload=Random(0).randbytes(20_000))  # noqa: S311  # large enough to keep its file
         topic.seal()
@@ -73,12 +87,12 @@ def test_a_file_in_which_the_range_begins_or_ends_is_not(
     assert whole(topic, start, stop) == expected
 
 
-def test_a_file_of_which_a_ledger_is_deleted_or_lost_is_not(topic: Topic) -> None:
-    topic.truncate(wc.Position(2, 0, 0))
-    assert whole(topic) == [[4], [5]]
+def test_a_file_of_which_a_ledger_is_deleted_or_lost_is_not(changing: Topic) -> None:
+    changing.truncate(wc.Position(2, 0, 0))
+    assert whole(changing) == [[4], [5]]
     lost = sa.update(ledgers).where(ledgers.c.ledger == 4).values(lost_in_file=2)
-    topic.storage.backend.transact(lambda connection: connection.execute(lost))
-    assert whole(topic) == [[5]]
+    changing.storage.backend.transact(lambda connection: connection.execute(lost))
+    assert whole(changing) == [[5]]
 
 
 def test_no_file_is_whole_without_sealed_ledgers(tmp_path: Path) -> None:

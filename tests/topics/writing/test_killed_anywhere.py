@@ -25,7 +25,7 @@ from waterclock.topics.upkeep import expiring, relocating, retention, sweeping
 
 OLD = 100  # messages at the start of the flow that are long expired
 PATIENCE = 60
-KILLS = 15  # each costs the start of a process; `make soak` kills a thousand, from five seeds
+KILLS = 10  # each costs the start of a process; `make soak` kills a thousand, from five seeds
 
 pytestmark = pytest.mark.both_servers
 
@@ -60,14 +60,15 @@ def test_acknowledged_appends_survive_any_kill(
     _kill_and_check(database_url, tmp_path, workers, roles, kills=KILLS)
 
 
+@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_appends_of_several_threads_survive_any_kill(
-    database_url: str, tmp_path: Path, workers: KillableWorkers
+    database_url: str, tmp_path: Path, workers: KillableWorkers, kills: int
 ) -> None:
     backend = Backend(database_url)
     ledgers, log = tmp_path / "ledgers", tmp_path / "log"
     topic = Topic.create(backend, str(ledgers), TOPIC, TopicOptions.check(roll_after=None, roll_size=2_000))
     dice = random.Random(0)  # noqa: S311  # not a secret
-    for _ in range(8):
+    for _ in range(kills):
         before = len(list(lines(log)))
         pid = workers.start("append_together", database_url, ledgers, log)
         _await(lambda before=before: len(list(lines(log))) > before + 1, "nothing was appended")
@@ -84,8 +85,9 @@ def test_appends_of_several_threads_survive_any_kill(
     backend.close()
 
 
+@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_relocation_leaves_no_file_behind_after_any_kill(
-    sqlite_url: str, tmp_path: Path, workers: KillableWorkers, short_leases: None
+    sqlite_url: str, tmp_path: Path, workers: KillableWorkers, short_leases: None, kills: int
 ) -> None:
     backend = Backend(sqlite_url)
     ledgers, log = tmp_path / "ledgers", tmp_path / "log"
@@ -94,7 +96,7 @@ def test_a_relocation_leaves_no_file_behind_after_any_kill(
         topic.append(batch(first, 10, 1))
     topic.seal()
     dice = random.Random(0)  # noqa: S311  # not a secret
-    for _ in range(12):
+    for _ in range(kills):
         started = len(list(lines(log)))
         pid = workers.start("relocate", sqlite_url, ledgers, log)
         _await(lambda started=started: len(list(lines(log))) > started, "the relocation did not start")
