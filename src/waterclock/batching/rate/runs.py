@@ -27,9 +27,9 @@ def run_after(known: int | None, start: int, end: int, boundaries: Iterable[int]
     tuple
         The run of the batch, and the one that is known after it: first batches hold boundaries that later ones follow.
     """
-    before = [known] if known is not None and known <= start else []  # later: the clock was set back since
+    before = [known] if known is not None and known <= start else []  # later: a stall has set the window back
     held = [*before, *(boundary for boundary in boundaries if boundary <= end)]
-    return max((run for run in held if run <= start), default=None), max(held, default=None)
+    return max((run for run in held if run <= start), default=None), max(held, default=known)
 
 
 def runs_of(

@@ -133,3 +133,14 @@ def test_a_thousand_boundaries_in_a_window_are_cut_alike_by_class_and_columns() 
     found = RateAwareColumns(NAMES, **chosen).add(*laid_out(arrivals, NAMES), flush=True)
     assert described_columns(found) == run_class(arrivals, chosen)
     assert found.reasons.count("boundary") > 100
+
+
+def test_a_run_goes_on_once_a_window_that_a_stall_has_set_back_has_passed_its_boundary_again() -> None:
+    batcher = RateAwareBatcher("1s", gated=(), boundaries={"run"}, clock=frozen)
+    good = by_time([message("run", at(2))], pulses("a", 5, 0, 6), pulses("b", 5, 0, 6))
+    wrong, later = pulses("a", 5, -5000, -4980), pulses("b", 5, 7, 40)
+    batches = [batch for m in [*good, *wrong, *later] for batch in batcher.add([m])]
+    starts_of_runs = {run: [b.start for b in batches if b.run == run] for run in (None, at(2))}
+    assert any(start < at(-1000) for start in starts_of_runs[None])
+    assert max(starts_of_runs[at(2)]) > at(10)
+    assert all(b.run is None for b in batches if b.start < at(2))
