@@ -27,7 +27,7 @@ def shared_backend(tmp_path_factory: pytest.TempPathFactory) -> Generator[Backen
     backend.close()
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     flow=LEDGERS,
     sealed=st.integers(0, 5),

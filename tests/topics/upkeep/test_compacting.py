@@ -182,7 +182,6 @@ def test_readers_whose_files_are_gone_after_the_grace_time_continue_in_the_new_o
     assert sliced + [time for batch in reading for time in batch["publish_time"].to_pylist()] == list(range(4))
 
 
-@pytest.mark.both_servers
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_compaction_killed_at_any_step_changes_nothing_and_the_next_one_completes(

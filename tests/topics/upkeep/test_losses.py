@@ -100,7 +100,10 @@ def test_losses_are_skipped_on_each_database(topic: Topic) -> None:
     check(topic, placed, gone)
 
 
-@pytest.mark.parametrize(("how", "lost"), [("rows", 1), ("sealed", 0), ("compacted", 1), ("compacted", 3)])
+@pytest.mark.parametrize(
+    ("how", "lost"),
+    [("rows", 1), ("sealed", 0), ("compacted", 1), pytest.param("compacted", 3, marks=pytest.mark.slow)],
+)
 def test_a_lost_ledger_is_skipped(sqlite_topic: Topic, how: str, lost: int) -> None:
     topic = sqlite_topic
     placed = append_ledgers(topic, FLOW)

@@ -155,7 +155,6 @@ def test_ledgers_sealed_while_files_are_copied_are_copied_too(
     assert times(sealed) == list(range(9))
 
 
-@pytest.mark.both_servers
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("step", ["_take_back", "_record_copy", "_copy", "_turn_over"])
 def test_a_relocation_killed_at_any_step_loses_nothing_and_continues(
@@ -184,7 +183,6 @@ def former_rows(topic: Topic) -> list[str]:
     return sorted(f"{topic.storage.files.identity}:{path}" for path in sealed_paths(topic.storage))
 
 
-@pytest.mark.both_servers
 @pytest.mark.parametrize("step", ["_record_copy", "_copy", "_turn_over"])
 def test_files_of_a_killed_relocation_are_swept(
     sealed: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: MovableClock, step: str

@@ -101,7 +101,6 @@ def test_large_payloads_end_a_row_group_early(make_sqlite_topic: MakeTopic, monk
     assert times(topic) == list(range(5))
 
 
-@pytest.mark.both_servers
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_sealer_killed_at_any_step_loses_nothing_and_the_next_one_completes(
