@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.backend import Backend
-from waterclock.database.driver_fast_path import Direct, execute_all, execute_later
+from waterclock.database.driver_fast_path import DirectConnection, execute_all, execute_later
 from waterclock.errors import ConstraintError, UnavailableError
 
 NORMAL, FULL = 1, 2  # PRAGMA synchronous
@@ -70,7 +70,7 @@ def ids(backend: Backend) -> list[int]:
 
 @on_both
 def test_values_go_and_come_in_the_types_of_the_statement(backend: Backend) -> None:
-    def work(own: Direct) -> list[tuple[object, ...]]:
+    def work(own: DirectConnection) -> list[tuple[object, ...]]:
         assert own.execute(insert, {"of": 1, "what": {"a": [1]}, "yes": True}).rowcount == 1
         [row] = own.execute(select).all()
         assert (row.id, row.count, row.flag, row.twice) == (1, {"a": [1]}, True, 2)
@@ -90,7 +90,7 @@ def test_many_values_go_in_one_call_and_a_part_of_a_statement_may_bring_its_own(
         .params(by=7, of=2),
     )
 
-    def work(own: Direct) -> list[object]:
+    def work(own: DirectConnection) -> list[object]:
         own.execute(insert, [{"of": 1, "what": None, "yes": True}, {"of": 2, "what": [3], "yes": None}])
         assert own.execute(sa.insert(things), [{"id": 3, "flag": True}, {"id": 4, "flag": False}]).rowcount == 2
         own.execute(copy)
@@ -108,7 +108,7 @@ def test_many_values_go_in_one_call_and_a_part_of_a_statement_may_bring_its_own(
 
 @on_both
 def test_a_transaction_has_all_its_statements_or_none(backend: Backend, opened: list[object]) -> None:
-    def insert_twice(own: Direct, of: int) -> None:
+    def insert_twice(own: DirectConnection, of: int) -> None:
         for one in (of, of):
             own.execute(insert, {"of": one, "what": None, "yes": None})
 
@@ -127,7 +127,7 @@ def test_a_transaction_has_all_its_statements_or_none(backend: Backend, opened: 
 def test_a_transaction_that_was_interrupted_leaves_nothing_behind_nor_its_connection(
     backend: Backend, opened: list[object]
 ) -> None:
-    def insert_and_stop(own: Direct) -> None:
+    def insert_and_stop(own: DirectConnection) -> None:
         own.execute(insert, {"of": 1, "what": None, "yes": None})
         raise KeyboardInterrupt
 
@@ -140,7 +140,7 @@ def test_a_transaction_that_was_interrupted_leaves_nothing_behind_nor_its_connec
 
 @on_postgresql
 def test_transactions_see_what_others_commit_meanwhile_and_keep_plans_that_go_down_indexes(backend: Backend) -> None:
-    def work(own: Direct) -> tuple[object, ...]:
+    def work(own: DirectConnection) -> tuple[object, ...]:
         with backend.engine.begin() as other:
             other.execute(things.insert().values(id=7))
         return [own.execute(sa.select(sa.func.current_setting(name))).scalar() for name in SETTINGS], own.scalars(
@@ -176,7 +176,7 @@ def test_a_transaction_whose_connection_broke_is_tried_again_on_a_new_one_and_no
     assert len(opened) == 2
     tries: list[int] = []
 
-    def work(own: Direct) -> None:
+    def work(own: DirectConnection) -> None:
         tries.append(own.execute(PID).scalar())
         own.execute(insert, {"of": len(tries), "what": None, "yes": None})
         if len(tries) == 1:
@@ -194,7 +194,7 @@ def test_a_deadlock_of_transactions_is_resolved_by_trying_one_again(backend: Bac
     both_have_one = threading.Barrier(2)
     tries: list[object] = []
 
-    def flag_in_order(order: tuple[int, int], own: Direct) -> None:
+    def flag_in_order(order: tuple[int, int], own: DirectConnection) -> None:
         tries.append(order)
         own.execute(flag, {"of": order[0]})
         if len(tries) <= 2:
@@ -213,7 +213,7 @@ def test_a_deadlock_of_transactions_is_resolved_by_trying_one_again(backend: Bac
 
 @on_sqlite
 def test_work_that_fails_leaves_nothing_behind_and_the_next_continues(backend: Backend) -> None:
-    def insert_and_fail(own: Direct) -> None:
+    def insert_and_fail(own: DirectConnection) -> None:
         own.execute(insert, {"of": 1, "what": None, "yes": None})
         raise KeyboardInterrupt
 
@@ -242,10 +242,10 @@ def test_a_blocked_writer_waits_on_its_connection_and_gives_up_with_an_error(
 def test_work_that_need_not_outlast_the_computer_commits_without_a_sync_and_the_next_waits_again(
     backend: Backend,
 ) -> None:
-    def how(own: Direct) -> int:
+    def how(own: DirectConnection) -> int:
         return own.exec_driver_sql("PRAGMA synchronous").fetchone()[0]
 
-    def fail(own: Direct) -> None:
+    def fail(own: DirectConnection) -> None:
         assert how(own) == NORMAL
         raise KeyboardInterrupt
 
@@ -265,15 +265,15 @@ def test_work_that_need_not_outlast_the_computer_commits_without_a_sync_and_the_
 def test_a_connection_that_would_not_wait_for_the_disk_any_more_is_not_lent_again(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    translated = Direct._translated
+    translated = DirectConnection._translated
 
-    def refuse_to_wait(self: Direct, execute: Any, *given: Any) -> Any:
+    def refuse_to_wait(self: DirectConnection, execute: Any, *given: Any) -> Any:
         if backend.dialect.frame is not None and given[-1] == backend.dialect.frame.wait:
             raise KeyboardInterrupt
         return translated(self, execute, *given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Direct, "_translated", refuse_to_wait)
+        patched.setattr(DirectConnection, "_translated", refuse_to_wait)
         with pytest.raises(KeyboardInterrupt):
             backend.alone(lambda _: None, durable=False)
     assert backend.alone(lambda own: own.exec_driver_sql("PRAGMA synchronous").fetchone()[0]) == FULL
@@ -299,13 +299,13 @@ def test_statements_without_an_answer_travel_with_those_that_have_one(
             yield Mock(sync=lambda: (pipeline.sync(), note_trip()))
         note_trip()
 
-    translated, together = Direct._translated, frame.together
+    translated, together = DirectConnection._translated, frame.together
 
-    def note(self: Direct, execute: Any, *given: Any) -> Any:
+    def note(self: DirectConnection, execute: Any, *given: Any) -> Any:
         texts.append(next(one for one in given if isinstance(one, str)).split()[0])
         return translated(self, execute, *given)
 
-    def work(own: Direct) -> None:
+    def work(own: DirectConnection) -> None:
         execute_later(own, (insert, {"of": 1, "what": 1, "yes": True}))
         assert own.scalars(select) == [1]
         execute_later(own, (flag, {"of": 1}))
@@ -314,7 +314,7 @@ def test_statements_without_an_answer_travel_with_those_that_have_one(
         assert changed.rowcount == 1
         execute_later(own, (flag, {"of": 2}))
 
-    monkeypatch.setattr(Direct, "_translated", note)
+    monkeypatch.setattr(DirectConnection, "_translated", note)
     monkeypatch.setattr(backend.dialect, "frame", frame._replace(together=noting))
     backend.transact(work, indexed=True)
     assert left == [["BEGIN", "INSERT", "SELECT"], ["UPDATE", "SELECT", "UPDATE"], ["UPDATE", "COMMIT"]]
@@ -329,10 +329,10 @@ def test_statements_without_an_answer_travel_with_those_that_have_one(
 def test_a_failed_statement_among_others_is_named_and_undone(
     backend: Backend, opened: list[object], monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
-    monkeypatch.setattr(Direct, "together", together)
+    monkeypatch.setattr(DirectConnection, "together", together)
     one, two = {"of": 1, "what": 1, "yes": True}, {"of": 2, "what": 2, "yes": True}
 
-    def work(own: Direct) -> None:
+    def work(own: DirectConnection) -> None:
         execute_later(own, (insert, one))
         execute_all(own, [(insert, two), (insert, one), (flag, {"of": 1})], commit=True)
 
@@ -348,7 +348,7 @@ def test_a_failed_statement_among_others_is_named_and_undone(
 def test_a_failed_statement_is_named_even_if_its_answer_comes_during_sending(backend: Backend) -> None:
     one = {"of": 1, "what": 1, "yes": True}
 
-    def work(own: Direct) -> None:
+    def work(own: DirectConnection) -> None:
         execute_all(own, [(insert, one), (insert, one), *[(flag, {"of": 1})] * 300], commit=True)
 
     with pytest.raises(ConstraintError) as refused:
@@ -361,7 +361,7 @@ def test_a_failed_statement_is_named_even_if_its_answer_comes_during_sending(bac
 def test_a_transaction_that_is_cut_off_is_tried_again_whole(backend: Backend, opened: list[object]) -> None:
     cut: list[int] = []
 
-    def work(own: Direct) -> None:
+    def work(own: DirectConnection) -> None:
         execute_later(own, (insert, {"of": 1, "what": 1, "yes": True}))
         if not cut:
             cut.append(own.execute(PID).scalar())
@@ -378,7 +378,7 @@ def test_a_transaction_that_is_cut_off_is_tried_again_whole(backend: Backend, op
 def test_a_transaction_in_which_the_work_has_handled_an_error_is_not_committed_nor_its_connection_lent_again(
     backend: Backend, opened: list[object]
 ) -> None:
-    def fail_quietly(own: Direct) -> None:
+    def fail_quietly(own: DirectConnection) -> None:
         own.execute(insert, {"of": 1, "what": None, "yes": None})
         with suppress(exc.DBAPIError):
             own.exec_driver_sql("SELECT 1 / 0")

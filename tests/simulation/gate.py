@@ -11,7 +11,7 @@ from unittest.mock import patch
 import sqlalchemy as sa
 from tests.simulation.scheduler import Killed, Scheduler
 
-from waterclock.database.driver_fast_path import Direct
+from waterclock.database.driver_fast_path import DirectConnection
 from waterclock.database.wrapping import wrapped
 
 _FREE = re.compile(
@@ -45,8 +45,8 @@ def gates(scheduler: Scheduler, engine: sa.Engine, rewrite: Rewrite = str) -> Ge
     """Let statements and commits pass the scheduler's gate until the block ends; ``rewrite`` may change them first."""
     dialect = type(engine.dialect)
     with ExitStack() as patched:
-        patched.enter_context(patch.object(Direct, "_translated", _direct(scheduler, rewrite)))
-        patched.enter_context(patch.object(Direct, "together", new=False))
+        patched.enter_context(patch.object(DirectConnection, "_translated", _direct(scheduler, rewrite)))
+        patched.enter_context(patch.object(DirectConnection, "together", new=False))
         for name in ("do_execute", "do_executemany", "do_execute_no_params"):
             execute = _executing(scheduler, getattr(dialect, name), rewrite)
             patched.enter_context(patch.object(dialect, name, execute))
@@ -56,9 +56,9 @@ def gates(scheduler: Scheduler, engine: sa.Engine, rewrite: Rewrite = str) -> Ge
 
 
 def _direct(scheduler: Scheduler, rewrite: Rewrite) -> Callable[..., Any]:
-    original = Direct._translated
+    original = DirectConnection._translated
 
-    def translated(direct: Direct, execute: Callable[..., Any], *given: Any) -> Any:
+    def translated(direct: DirectConnection, execute: Callable[..., Any], *given: Any) -> Any:
         text = next(one for one in given if isinstance(one, str))
         changed = rewrite(text)
         given = tuple(changed if one is text else one for one in given)

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.mysql.mysqldb import MySQLDialect_mysqldb
 from sqlalchemy.engine.default import DefaultDialect
 
 from waterclock.database import driver_fast_path
-from waterclock.database.driver_fast_path import Direct
+from waterclock.database.driver_fast_path import DirectConnection
 
 _TRIES = 3
 _LOOKS_AT_TABLES = re.compile(
@@ -30,13 +30,13 @@ def recorded() -> Generator[list[str]]:
     """
     seen: list[str] = []
     places: dict[str, Sequence[str]] = {}
-    translated, given = Direct._translated, driver_fast_path._given
+    translated, given = DirectConnection._translated, driver_fast_path._given
 
     def note_places(compiled: Any, parameters: Any) -> Any:
         places[compiled.text] = compiled.places or ()
         return given(compiled, parameters)
 
-    def note_direct(self: Direct, execute: Any, *arguments: Any) -> Any:
+    def note_direct(self: DirectConnection, execute: Any, *arguments: Any) -> Any:
         text = next(each for each in arguments if isinstance(each, str))
         seen.append(_named(text, places.get(text, ())))
         return translated(self, execute, *arguments)
@@ -56,7 +56,7 @@ def recorded() -> Generator[list[str]]:
         seen.append("COMMIT")
 
     with ExitStack() as patches:
-        patches.enter_context(patch.object(Direct, "_translated", note_direct))
+        patches.enter_context(patch.object(DirectConnection, "_translated", note_direct))
         patches.enter_context(patch.object(driver_fast_path, "_given", note_places))
         for name in ("do_execute", "do_executemany", "do_execute_no_params"):
             patches.enter_context(_noted(DefaultDialect, name, note))

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import event
 
 from waterclock.database.backend import Backend
-from waterclock.database.driver_fast_path import Direct
+from waterclock.database.driver_fast_path import DirectConnection
 
 Statement = tuple[str, Any]
 """The text, and its parameters."""
@@ -34,12 +34,12 @@ def noted(backend: Backend, note: Callable[[str, Any], None]) -> Generator[None]
 
     Without it, what begins or ends a transaction has the parameters None.
     """
-    translated = Direct._translated
+    translated = DirectConnection._translated
 
     def note_execution(_connection: Any, _cursor: Any, text: str, parameters: Any, *_: Any) -> None:
         note(text, parameters)
 
-    def note_and_execute(self: Direct, execute: Any, *given: Any) -> Any:
+    def note_and_execute(self: DirectConnection, execute: Any, *given: Any) -> Any:
         if isinstance(given[0], str):
             note(*given)
         else:
@@ -47,9 +47,9 @@ def noted(backend: Backend, note: Callable[[str, Any], None]) -> Generator[None]
         return translated(self, execute, *given)
 
     event.listen(backend.engine, "before_cursor_execute", note_execution)
-    Direct._translated = note_and_execute
+    DirectConnection._translated = note_and_execute
     try:
         yield
     finally:
-        Direct._translated = translated
+        DirectConnection._translated = translated
         event.remove(backend.engine, "before_cursor_execute", note_execution)

@@ -21,7 +21,7 @@ from waterclock._support.pickling import warn_of_secret
 from waterclock._support.quoting import quoted
 from waterclock._support.urls import redacted, shown
 from waterclock.database.deadlines import ANSWERS_WITHIN, LONGEST_STATEMENT, SLACK, watch_pool
-from waterclock.database.driver_fast_path import DirectPool
+from waterclock.database.driver_fast_path import DirectConnectionPool
 from waterclock.database.engines.database_url import DIALECTS, parse_url
 from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.database.engines.sqlite_file import file_of
@@ -122,7 +122,7 @@ class Backend:
         self._file = str(file_of(self.url).absolute()) if self.dialect.name == "sqlite" else None
         self._calls = Calls(self._file)
         self._writer = self.dialect.writer(self._own)
-        self._direct = DirectPool(
+        self._direct = DirectConnectionPool(
             self._own,
             self.dialect.set_up_direct,
             self.dialect.is_whole,
@@ -269,10 +269,10 @@ class Backend:
         ----------
         indexed
             Whether its statements run very often, on tables that may grow fast: their plans then use indexes whatever
-            the database's statistics say. If that is faster, ``work`` gets a `Direct`. It must not put messages, for
-            which each statement of a `Direct` has to commit separately.
+            the database's statistics say. If that is faster, ``work`` gets a `DirectConnection`. It must not put
+            messages, for which each statement of a `DirectConnection` has to commit separately.
         durable
-            As in `DirectPool.lend`, if ``work`` gets a `Direct`.
+            As in `DirectConnectionPool.lend`, if ``work`` gets a `DirectConnection`.
         """
         if not self._has_catalogue:
             self._require_catalogue()
@@ -302,7 +302,7 @@ class Backend:
         Parameters
         ----------
         durable
-            As in `DirectPool.lend`.
+            As in `DirectConnectionPool.lend`.
 
         Raises
         ------
@@ -415,7 +415,7 @@ class Backend:
         if not self._has_catalogue:
             self._require_catalogue()
         with self._reading_translated():
-            for _ in range(DirectPool.KEPT):
+            for _ in range(DirectConnectionPool.KEPT):
                 try:
                     with self._direct.lend(None) as direct:
                         return work(direct)

@@ -123,7 +123,7 @@ _Sent = tuple[str, Any]
 """A text and its values in the driver's form, or a list of them to run it several times."""
 
 
-class Direct:
+class DirectConnection:
     """A driver's connection for SQLAlchemy statements, with the needed part of `sqlalchemy.Connection`.
 
     Attributes
@@ -210,8 +210,8 @@ class Direct:
         return wrapped(error, self.dialect, text, parameters, broken=broken)
 
 
-class Together(Direct):
-    """A `Direct` whose statements share round trips, which on a network cost more than most statements.
+class PipelinedConnection(DirectConnection):
+    """A `DirectConnection` whose statements share round trips, which on a network cost more than most statements.
 
     The transaction begins with its first statement, and statements without a needed answer go with the next one, or
     with the commit. One pipeline spans the whole transaction. It is synced after each exchange except the last, which
@@ -227,7 +227,7 @@ class Together(Direct):
 
     def __init__(self, connection: Any, dialect: sa.Dialect, frame: Frame) -> None:
         super().__init__(connection, dialect)
-        assert frame.together is not None  # noqa: S101  # else it is a Direct
+        assert frame.together is not None  # noqa: S101  # else it is a DirectConnection
         self._frame = frame
         self._open_pipeline = frame.together
         self._pipeline: Any = None
@@ -258,7 +258,7 @@ class Together(Direct):
     def execute(
         self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> FetchedRows:
-        """Run a statement as `Direct.execute` does, with the queued ones."""
+        """Run a statement as `DirectConnection.execute` does, with the queued ones."""
         return self.execute_all([(statement, parameters or {})])[0]
 
     def execute_later(
@@ -276,7 +276,7 @@ class Together(Direct):
         return [self._found(one, cursor) for (one, _), cursor in zip(laid_out, cursors[first:], strict=False)]
 
     def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
-        """Run a raw SQL statement as `Direct.exec_driver_sql` does, with the queued ones."""
+        """Run a raw SQL statement as `DirectConnection.exec_driver_sql` does, with the queued ones."""
         return self._exchange([(text, () if parameters is None else parameters)])[-1]
 
     def _exchange(self, sent: Sequence[_Sent]) -> list[Any]:
@@ -360,7 +360,7 @@ def _failed(error: BaseException, cursors: Sequence[Any], count: int) -> int:
 
 def execute_later(connection: SqlConnection, *asked: Asked) -> None:
     """Run statements whose answers are not needed: with the next one, if that saves a round trip."""
-    later = connection.execute_later if isinstance(connection, Together) else connection.execute
+    later = connection.execute_later if isinstance(connection, PipelinedConnection) else connection.execute
     for statement, values in asked:
         later(statement, values)
 
@@ -375,13 +375,13 @@ def execute_all(connection: SqlConnection, asked: Sequence[Asked], *, commit: bo
     commit
         Whether they are the last of a transaction, which may be committed with them.
     """
-    if isinstance(connection, Together):
+    if isinstance(connection, PipelinedConnection):
         return connection.execute_all(asked, commit=commit)
     return [connection.execute(statement, values) for statement, values in asked]
 
 
-class DirectPool:
-    """A pool of connections for `Direct`. Thread-safe.
+class DirectConnectionPool:
+    """A pool of connections for `DirectConnection`. Thread-safe.
 
     They are not pinged before use, because all work on them can be, and is, retried.
     """
@@ -404,7 +404,7 @@ class DirectPool:
         self._outlives_errors = outlives_errors
         self._idle: deque[Any] = deque()
 
-    def lend(self, frame: Frame | None, *, durable: bool = True) -> AbstractContextManager[Direct]:
+    def lend(self, frame: Frame | None, *, durable: bool = True) -> AbstractContextManager[DirectConnection]:
         """Check out a connection for the block.
 
         Parameters
@@ -423,10 +423,10 @@ class DirectPool:
         return self._lend_alone() if frame is None else self.lend_in(frame, durable=durable)
 
     @contextmanager
-    def _lend_alone(self) -> Generator[Direct]:
+    def _lend_alone(self) -> Generator[DirectConnection]:
         # A connection with an error is not reused; if it broke, others of its age are not either.
         connection = self._take()
-        direct = Direct(connection, self._dialect)
+        direct = DirectConnection(connection, self._dialect)
         may_stay = False  # a statement may be running on it
         try:
             yield direct
@@ -439,12 +439,12 @@ class DirectPool:
             (self._keep if may_stay else _close)(connection)
 
     @contextmanager
-    def lend_in(self, frame: Frame, *, durable: bool) -> Generator[Direct]:
+    def lend_in(self, frame: Frame, *, durable: bool) -> Generator[DirectConnection]:
         """Check out a connection in a transaction; see `lend`."""
         connection = self._take()
-        at_once = frame.together is not None and Direct.together
+        at_once = frame.together is not None and DirectConnection.together
         dialect = self._dialect
-        direct = Together(connection, dialect, frame) if at_once else Direct(connection, dialect)
+        direct = PipelinedConnection(connection, dialect, frame) if at_once else DirectConnection(connection, dialect)
         run = direct.runs(frame)
         hurries = bool(frame.hurry) and not durable
         may_stay = False
@@ -472,10 +472,10 @@ class DirectPool:
             raise
         finally:
             (self._keep if may_stay else _close)(connection)
-            if isinstance(direct, Together) and not may_stay:
+            if isinstance(direct, PipelinedConnection) and not may_stay:
                 direct.leave_closed()
 
-    def _may_stay(self, connection: Any, direct: Direct) -> bool:
+    def _may_stay(self, connection: Any, direct: DirectConnection) -> bool:
         return (self._outlives_errors or not direct.has_failed) and self._is_whole(connection)
 
     def close(self) -> None:

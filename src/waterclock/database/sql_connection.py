@@ -1,4 +1,4 @@
-"""The connection interface of our statements, implemented by SQLAlchemy's connection and by `Direct`."""
+"""The connection interface of our statements, implemented by SQLAlchemy's connection and by `DirectConnection`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from waterclock.work.running.calling import Caller
 from waterclock.work.running.child import HandledTable
 from waterclock.work.running.processes import Processes
 from waterclock.work.running.signals import stopping_at_signals
-from waterclock.work.running.supervisor import Watch, give_back
+from waterclock.work.running.supervisor import WorkerSupervisor, give_back
 from waterclock.work.running.threads import HandlerThreads
 
 _SECOND = 1_000_000_000
@@ -149,7 +149,7 @@ class Worker:
         self._counter = WorkCounts()
         self._outcome_writers: dict[Backend, OutcomeWriter] = {}
         self._caller = Caller(self._queue, self._counter, around, self._timeout, self._note_ended)
-        self._watch = Watch(self._queue, self._counter, self._caller)
+        self._watch = WorkerSupervisor(self._queue, self._counter, self._caller)
         self._fetchers: list[Fetcher] = []
         self._changing = threading.Lock()
 

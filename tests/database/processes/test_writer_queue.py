@@ -18,13 +18,13 @@ from tests.support.moments import PATIENCE, until
 
 from waterclock.database.backend import Backend
 from waterclock.database.engines import writer_queue as turns_module
-from waterclock.database.engines.writer_queue import Turns
+from waterclock.database.engines.writer_queue import WriterQueue
 from waterclock.errors import RefusedError, UnavailableError
 
 
 @pytest.fixture
-def turns(tmp_path: Path) -> Turns:
-    return Turns(tmp_path / "x.db")
+def turns(tmp_path: Path) -> WriterQueue:
+    return WriterQueue(tmp_path / "x.db")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def a_process_with_the_turn(file: Path) -> Generator[int]:
         os.close(tell)
 
 
-def test_threads_come_in_the_order_in_which_they_came(turns: Turns) -> None:
+def test_threads_come_in_the_order_in_which_they_came(turns: WriterQueue) -> None:
     came: list[int] = []
 
     def come(number: int) -> None:
@@ -68,7 +68,7 @@ def test_threads_come_in_the_order_in_which_they_came(turns: Turns) -> None:
     assert not turns._is_taken
 
 
-def test_a_turn_that_takes_too_long_is_done_without_and_the_next_one_still_comes(turns: Turns) -> None:
+def test_a_turn_that_takes_too_long_is_done_without_and_the_next_one_still_comes(turns: WriterQueue) -> None:
     def come(seconds: float) -> bool:
         with turns.turn(seconds):
             return turns._is_taken
@@ -83,13 +83,13 @@ def test_a_turn_that_takes_too_long_is_done_without_and_the_next_one_still_comes
     assert not turns._is_taken
 
 
-def test_an_error_in_a_turn_ends_it(turns: Turns) -> None:
+def test_an_error_in_a_turn_ends_it(turns: WriterQueue) -> None:
     with pytest.raises(KeyboardInterrupt), turns.turn():
         raise KeyboardInterrupt
     assert not turns._is_taken
 
 
-def test_no_file_is_made_until_processes_meet(turns: Turns, file: Path) -> None:
+def test_no_file_is_made_until_processes_meet(turns: WriterQueue, file: Path) -> None:
     with turns.turn():
         assert not file.exists()
     with turns.turn(with_others=True):
@@ -101,12 +101,12 @@ def test_no_file_is_made_until_processes_meet(turns: Turns, file: Path) -> None:
 
 
 def test_a_folder_that_may_not_be_written_to_has_turns_of_threads_alone(tmp_path: Path) -> None:
-    turns = Turns(tmp_path / "no such folder" / "x.db")
+    turns = WriterQueue(tmp_path / "no such folder" / "x.db")
     with turns.turn(with_others=True):
         assert turns._file is None
 
 
-def test_a_process_that_is_killed_passes_its_turn_on(turns: Turns, file: Path) -> None:
+def test_a_process_that_is_killed_passes_its_turn_on(turns: WriterQueue, file: Path) -> None:
     came = threading.Event()
 
     def come() -> None:
@@ -123,7 +123,7 @@ def test_a_process_that_is_killed_passes_its_turn_on(turns: Turns, file: Path) -
 
 
 def test_a_process_that_is_frozen_in_its_turn_holds_no_writer_up_for_longer_than_the_bound(
-    turns: Turns, file: Path, monkeypatch: pytest.MonkeyPatch
+    turns: WriterQueue, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns_module, "LONGEST_WAIT", 0.02)
     with a_process_with_the_turn(file) as frozen:
@@ -139,7 +139,7 @@ def test_a_process_that_is_frozen_in_its_turn_holds_no_writer_up_for_longer_than
         os.close(other)
 
 
-def test_a_process_that_is_forked_in_the_middle_of_a_turn_has_its_own(turns: Turns) -> None:
+def test_a_process_that_is_forked_in_the_middle_of_a_turn_has_its_own(turns: WriterQueue) -> None:
     with turns.turn():
         child = os.fork()
         if child == 0:
@@ -161,7 +161,9 @@ def can_be_locked(file: Path) -> bool:
         os.close(other)
 
 
-def test_a_process_that_dies_in_its_turn_gives_it_on_although_a_child_of_it_lives(turns: Turns, file: Path) -> None:
+def test_a_process_that_dies_in_its_turn_gives_it_on_although_a_child_of_it_lives(
+    turns: WriterQueue, file: Path
+) -> None:
     with turns.turn(with_others=True):
         child = Child(lambda: "")
         assert not can_be_locked(file)

@@ -17,7 +17,7 @@ from waterclock.topics import subscription
 from waterclock.topics.catalogue import ledgers
 from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.finding import subscription_rows
-from waterclock.topics.model.producer_state import Numbering
+from waterclock.topics.model.producer_state import ProducerState
 from waterclock.topics.upkeep import retention, sealing
 from waterclock.topics.writing import producers
 
@@ -125,7 +125,9 @@ MUTATIONS = {
         Mutation("a_lost_answer_is_written_again", "threads_append", _no_token),
         Mutation("rows_go_before_their_file_is_known", "two_seal", replaced=((sealing, "_commit", _rows_first),)),
         # Numbers
-        Mutation("numbers_are_not_compared", "two_of_one_producer", replaced=((Numbering, "find_repeat", _nothing),)),
+        Mutation(
+            "numbers_are_not_compared", "two_of_one_producer", replaced=((ProducerState, "find_repeat", _nothing),)
+        ),
         # Readers
         Mutation("deletion_passes_readers", "two_truncate", replaced=((retention, "_slowest", _nothing),)),
     )

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.connection import connect as connect_again_to
-from waterclock.database.driver_fast_path import Direct, Together
+from waterclock.database.driver_fast_path import DirectConnection, PipelinedConnection
 from waterclock.errors import RefusedError, UnavailableError, WaterclockError
 from waterclock.tables.consumers.heartbeats import consumer_heartbeat
 from waterclock.tables.consumers.heartbeats.consumer_heartbeat import ConsumerHeartbeat
@@ -103,9 +103,9 @@ def test_a_consumer_claims_again_after_any_statement_of_an_exchange_failed(
         claim_one(orders)
     texts: list[str] = []
     failing = -1
-    exchange = Together._exchange
+    exchange = PipelinedConnection._exchange
 
-    def fail_at(self: Together, sent: Any) -> list[Any]:
+    def fail_at(self: PipelinedConnection, sent: Any) -> list[Any]:
         every = [*self._ahead, *sent]
         texts[:] = [text for text, _ in every]
         if 0 <= failing < len(every):
@@ -114,7 +114,7 @@ def test_a_consumer_claims_again_after_any_statement_of_an_exchange_failed(
             return exchange(self, broken)
         return exchange(self, sent)
 
-    monkeypatch.setattr(Together, "_exchange", fail_at)
+    monkeypatch.setattr(PipelinedConnection, "_exchange", fail_at)
     claim_one(orders)
     for place in range(len(texts)):
         failing = place
@@ -174,10 +174,10 @@ def test_a_consumer_claims_again_when_its_session_is_terminated_within_an_exchan
     orders = make_table(groups=groups)
     fill(orders, 40)
     claim_one(orders)
-    exchange = Together._exchange
+    exchange = PipelinedConnection._exchange
     terminated: list[int] = []
 
-    def end_session(self: Together, sent: Any) -> list[Any]:
+    def end_session(self: PipelinedConnection, sent: Any) -> list[Any]:
         place = len(terminated) % (len(sent) + 1)
         ends = ("SELECT pg_terminate_backend(pg_backend_pid())", ())
         if not skipping:
@@ -186,7 +186,7 @@ def test_a_consumer_claims_again_when_its_session_is_terminated_within_an_exchan
             return exchange(self, [*sent[:place], ends, *sent[place:]])
         return exchange(self, sent)
 
-    monkeypatch.setattr(Together, "_exchange", end_session)
+    monkeypatch.setattr(PipelinedConnection, "_exchange", end_session)
     for _ in range(8):
         skipping: list[bool] = []
         claim_one(orders)
@@ -233,7 +233,7 @@ def test_a_column_may_change_its_type_while_its_table_is_consumed(
 
 def test_the_direct_pool_keeps_no_connection_that_met_an_error_of_a_server(database: Database) -> None:
     def fail(connection: Any) -> None:
-        assert isinstance(connection, Direct)
+        assert isinstance(connection, DirectConnection)
         connection.exec_driver_sql("SELECT nothing_of_this_name")
 
     if database.backend.dialect.frame is None:

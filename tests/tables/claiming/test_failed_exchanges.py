@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
-from waterclock.database.driver_fast_path import Together
+from waterclock.database.driver_fast_path import PipelinedConnection
 from waterclock.database.engines.postgresql import PostgresqlDialect
 from waterclock.errors import WaterclockError
 from waterclock.tables.message_table import MessageTable
@@ -42,12 +42,12 @@ class Fault:
     """Makes an exchange fail once, before the statement that is due when so many were sent."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failing: list[Sent]) -> None:
-        self._exchange = Together._exchange
+        self._exchange = PipelinedConnection._exchange
         self._failing = failing
         self.left: int | None = None
-        monkeypatch.setattr(Together, "_exchange", lambda *given: self._exchange_or_fail(*given))  # noqa: PLW0108
+        monkeypatch.setattr(PipelinedConnection, "_exchange", lambda *given: self._exchange_or_fail(*given))  # noqa: PLW0108
 
-    def _exchange_or_fail(self, together: Together, sent: Sequence[Sent]) -> list[Any]:
+    def _exchange_or_fail(self, together: PipelinedConnection, sent: Sequence[Sent]) -> list[Any]:
         if self.left is not None:
             every = [*together._ahead, *sent]
             if self.left < len(every):

@@ -17,7 +17,7 @@ from tests.tables.connections.callers import wait_until_waiting
 
 from waterclock._support import moments
 from waterclock.connection import Database
-from waterclock.database.driver_fast_path import Direct, Together
+from waterclock.database.driver_fast_path import DirectConnection, PipelinedConnection
 from waterclock.errors import LeaseLostError, UnavailableError
 from waterclock.tables.consumers import receiving
 from waterclock.tables.message_table import MessageTable
@@ -42,9 +42,9 @@ def losing_the_answer_to(
             meanwhile()
             raise exc.OperationalError(statement, None, _gone(database), connection_invalidated=True)
 
-    translated = Direct._translated
+    translated = DirectConnection._translated
 
-    def execute_and_break_off(self: Direct, execute: Any, *given: Any) -> Any:
+    def execute_and_break_off(self: DirectConnection, execute: Any, *given: Any) -> Any:
         text = next(one for one in given if isinstance(one, str))
         result = translated(self, execute, *given)
         if verb in text and not lost:
@@ -58,11 +58,11 @@ def losing_the_answer_to(
         return result
 
     event.listen(engine, "after_cursor_execute", break_off)
-    Direct._translated = execute_and_break_off
+    DirectConnection._translated = execute_and_break_off
     try:
         yield lost
     finally:
-        Direct._translated = translated
+        DirectConnection._translated = translated
         event.remove(engine, "after_cursor_execute", break_off)
 
 
@@ -311,10 +311,10 @@ class _Server:
         self._connection.autocommit = True
         self.go_on: Callable[[], object] = lambda: None
 
-    def take_over(self, given_up: Together, sent: Any, *, is_under_way: bool) -> None:
+    def take_over(self, given_up: PipelinedConnection, sent: Any, *, is_under_way: bool) -> None:
         statements = [*given_up._ahead, *sent]
         given_up._ahead.clear()
-        mine = Together(self._connection, given_up.dialect, given_up._frame)
+        mine = PipelinedConnection(self._connection, given_up.dialect, given_up._frame)
         mine._ahead.clear()
         first = statements[:-1] if is_under_way else []
         if first:
@@ -326,20 +326,20 @@ class _Server:
 def giving_up_a_claim(database: Database, *, is_under_way: bool) -> Generator[_Server]:
     """Let the consumer of the next claim hear that the server is gone, which goes on with it later."""
     server = _Server(database)
-    exchange = Together._exchange
-    has_given_up: list[Together] = []
+    exchange = PipelinedConnection._exchange
+    has_given_up: list[PipelinedConnection] = []
 
-    def give_up_or_exchange(self: Together, sent: Any) -> Any:
+    def give_up_or_exchange(self: PipelinedConnection, sent: Any) -> Any:
         if has_given_up or not any("epoch=" in text for text, _ in sent):
             return exchange(self, sent)
         has_given_up.append(self)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Together, "_exchange", exchange)
+            patch.setattr(PipelinedConnection, "_exchange", exchange)
             server.take_over(self, sent, is_under_way=is_under_way)
         raise exc.OperationalError("COMMIT", None, _gone(database), connection_invalidated=True)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Together, "_exchange", give_up_or_exchange)
+        patch.setattr(PipelinedConnection, "_exchange", give_up_or_exchange)
         yield server
     assert has_given_up
 
@@ -351,7 +351,11 @@ def losing_the_answer_to_a_commit_after(
     """Let the transaction of the next statement with ``change`` commit, and then behave as if the server were gone."""
     seen: list[str] = []
     lost: list[str] = []
-    dialect, translated, exchange = database.backend.engine.dialect, Direct._translated, Together._exchange
+    dialect, translated, exchange = (
+        database.backend.engine.dialect,
+        DirectConnection._translated,
+        PipelinedConnection._exchange,
+    )
     commit, execute = dialect.do_commit, dialect.do_execute
 
     def break_off() -> None:
@@ -368,15 +372,15 @@ def losing_the_answer_to_a_commit_after(
         commit(connection)
         break_off()
 
-    def translate_and_break_off(self: Direct, execute: Any, *given: Any) -> Any:
+    def translate_and_break_off(self: DirectConnection, execute: Any, *given: Any) -> Any:
         text = next(one for one in given if isinstance(one, str))
         result = translated(self, execute, *given)
         seen.extend([text] if change in text else [])
-        if text == "COMMIT" and not isinstance(self, Together):
+        if text == "COMMIT" and not isinstance(self, PipelinedConnection):
             break_off()
         return result
 
-    def exchange_and_break_off(self: Together, sent: Any) -> Any:
+    def exchange_and_break_off(self: PipelinedConnection, sent: Any) -> Any:
         answers = exchange(self, sent)
         if sent[-1][0] == "COMMIT":
             break_off()
@@ -385,6 +389,6 @@ def losing_the_answer_to_a_commit_after(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dialect, "do_commit", commit_and_break_off)
         patch.setattr(dialect, "do_execute", execute_and_note)
-        patch.setattr(Direct, "_translated", translate_and_break_off)
-        patch.setattr(Together, "_exchange", exchange_and_break_off)
+        patch.setattr(DirectConnection, "_translated", translate_and_break_off)
+        patch.setattr(PipelinedConnection, "_exchange", exchange_and_break_off)
         yield lost

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from tests.tables.conftest import MovableClock
 from tests.tables.received import payloads
 
-from waterclock.database.driver_fast_path import Direct
+from waterclock.database.driver_fast_path import DirectConnection
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.message_table import MessageTable
@@ -223,9 +223,9 @@ def test_puts_and_acks_wait_for_the_disk_and_claims_only_where_attempts_are_limi
 ) -> None:
     table = make_table(groups=groups, max_attempts=max_attempts)
     synced: dict[str, bool] = {}
-    translated = Direct._translated
+    translated = DirectConnection._translated
 
-    def note(self: Direct, execute: Any, *given: Any) -> Any:
+    def note(self: DirectConnection, execute: Any, *given: Any) -> Any:
         text = next(one for one in given if isinstance(one, str))
         verb = text.split(maxsplit=1)[0]
         if text.startswith(("INSERT INTO orders", "UPDATE orders")):
@@ -233,7 +233,7 @@ def test_puts_and_acks_wait_for_the_disk_and_claims_only_where_attempts_are_limi
             synced[step] = self._connection.execute("PRAGMA synchronous").fetchone()[0] == FULL
         return translated(self, execute, *given)
 
-    monkeypatch.setattr(Direct, "_translated", note)
+    monkeypatch.setattr(DirectConnection, "_translated", note)
     for number in range(2):
         table.put(str(number))
         table.ack(table.receive(1))

@@ -20,7 +20,7 @@ from tests.topics.conftest import MakeTopic
 from tests.topics.flows import published
 
 from waterclock.database.backend import Backend
-from waterclock.database.driver_fast_path import Direct
+from waterclock.database.driver_fast_path import DirectConnection
 from waterclock.errors import (
     ConstraintError,
     InvalidArgumentError,
@@ -84,7 +84,7 @@ def times(topic: Topic) -> list[int | None]:
 def losing_the_answer_to_a_commit(backend: Backend, number: int = 1) -> Generator[list[int]]:
     """Let the connection break after the so-manieth commit took place and before the answer comes."""
     commits: list[int] = []
-    translated = Direct._translated
+    translated = DirectConnection._translated
 
     def fail() -> None:
         commits.append(1)
@@ -94,7 +94,7 @@ def losing_the_answer_to_a_commit(backend: Backend, number: int = 1) -> Generato
                 gone.sqlite_errorcode = 5
             raise exc.OperationalError("COMMIT", None, gone, connection_invalidated=True)
 
-    def execute_and_fail(self: Direct, execute: Any, *given: Any) -> Any:
+    def execute_and_fail(self: DirectConnection, execute: Any, *given: Any) -> Any:
         found = translated(self, execute, *given)
         if "COMMIT" in given:
             fail()
@@ -104,14 +104,14 @@ def losing_the_answer_to_a_commit(backend: Backend, number: int = 1) -> Generato
         connection.connection.dbapi_connection.commit()
         fail()
 
-    Direct._translated = execute_and_fail
+    DirectConnection._translated = execute_and_fail
     engines = [backend._indexed_writer]
     for engine in engines:
         event.listen(engine, "commit", commit_and_fail)
     try:
         yield commits
     finally:
-        Direct._translated = translated
+        DirectConnection._translated = translated
         for engine in engines:
             event.remove(engine, "commit", commit_and_fail)
 

@@ -22,7 +22,7 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.ingest.files import MessageFile
 from waterclock.message import Message
-from waterclock.topics.model.producer_state import AppendMetadata, Numbering
+from waterclock.topics.model.producer_state import AppendMetadata, ProducerState
 from waterclock.topics.topic import Topic
 from waterclock.topics.writing.producers import producers_named
 
@@ -118,7 +118,7 @@ def _agrees(append: AppendMetadata, checksums: dict[int, int]) -> bool:
     return checksums.get(append.last) == append.checksum
 
 
-def _refuse_changed(topic: Topic, file: MessageFile, numbering: Numbering, checksums: dict[int, int]) -> None:
+def _refuse_changed(topic: Topic, file: MessageFile, numbering: ProducerState, checksums: dict[int, int]) -> None:
     recent = numbering.recent
     agreeing = [place for place, each in enumerate(recent) if _agrees(each, checksums)]
     if not agreeing and _is_another(file, [message for each in recent for message in _held(topic, each)]):

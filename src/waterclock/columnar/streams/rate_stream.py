@@ -30,7 +30,7 @@ from waterclock.columnar.streams.judged_rows import begins
 from waterclock.columnar.streams.outcome_rows import OUTCOMES, REASONS, batch_structs, no_outcomes
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.slices import slices
-from waterclock.columnar.streams.source_sessions import Lives
+from waterclock.columnar.streams.source_sessions import SourceSessions
 from waterclock.columnar.streams.stream_state import refuse_options, state_parts
 from waterclock.columnar.streams.watermarks import promised, watermark_after
 from waterclock.errors import DamagedError, InvalidArgumentError, OutsideWindowWarning
@@ -214,17 +214,17 @@ class RateStream:
             offsets[is_new] = self._rules.offsets_of(places[is_new], times[is_new], received, calls[is_new])
         return offsets
 
-    def _lives(self, ordered: ManySources, is_new: Flags, calls: Flags, watermark: int) -> Lives:
+    def _lives(self, ordered: ManySources, is_new: Flags, calls: Flags, watermark: int) -> SourceSessions:
         """Find the silences after which sources begin again, and the sources from which no message can come in time."""
         after = self._options.forget_after
         if after is None:
-            return Lives.endless(ordered)
+            return SourceSessions.endless(ordered)
         clocks, known = np.full(len(ordered.source_names), MIN_NS), len(self._clocks)
         clocks[:known] = self._clocks
         self._clocks = clocks
-        return Lives.parted(ordered, is_new, calls, clocks, known, after, promised(watermark))
+        return SourceSessions.parted(ordered, is_new, calls, clocks, known, after, promised(watermark))
 
-    def _keep(self, kept: ManySources, offsets: npt.NDArray[np.int64], lives: Lives) -> None:
+    def _keep(self, kept: ManySources, offsets: npt.NDArray[np.int64], lives: SourceSessions) -> None:
         """Remember open windows, and for each source the session that continues."""
         stays = lives.go_on
         if len(stays) < len(lives.sources):

@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 
-class Lives(NamedTuple):
+class SourceSessions(NamedTuple):
     """The lives into which the messages of sources are split."""
 
     of_message: Ints  # for each message, its life; the first one of each source has the source's number
@@ -26,7 +26,7 @@ class Lives(NamedTuple):
     ends: Flags  # which lives end; all of their batches must be returned
 
     @classmethod
-    def endless(cls, many: ManySources) -> Lives:
+    def endless(cls, many: ManySources) -> SourceSessions:
         """Return one unended life for each source."""
         every = np.arange(len(many.source_names))
         return cls(many.sources.astype(np.int64), every, every, np.zeros(len(every), np.bool_))
@@ -34,7 +34,7 @@ class Lives(NamedTuple):
     @classmethod
     def parted(
         cls, many: ManySources, is_new: Flags, calls: Flags, clocks: Ints, known: int, after: int, promised: int
-    ) -> Lives:
+    ) -> SourceSessions:
         """Split messages at silences of more than ``after`` ns.
 
         Parameters

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from waterclock.database.driver_fast_path import Frame
-from waterclock.database.engines.writer_queue import Turns
+from waterclock.database.engines.writer_queue import WriterQueue
 from waterclock.database.sql_connection import SqlConnection
 
 FULL = "its disk is full, or it has reached its maximum size"
@@ -43,7 +43,7 @@ class EngineDialect(ABC):
     """Maximum seconds to wait before a failed transaction is retried."""
 
     frame: Frame | None
-    """The frame of a transaction on the driver's connection (`Direct`); None if SQLAlchemy is as fast."""
+    """The frame of a transaction on the driver's connection (`DirectConnection`); None if SQLAlchemy is as fast."""
 
     commits_each: bool
     """Whether work of one statement runs better without the frame, which saves round trips."""
@@ -92,7 +92,7 @@ class EngineDialect(ABC):
         """Return the engine in the form for callers' transactions; on servers their own settings apply."""
         return engine
 
-    def turns(self, url: sa.URL) -> Turns | None:
+    def turns(self, url: sa.URL) -> WriterQueue | None:
         """Return the queue of writers; None for servers, which wake a transaction when its row is free."""
         del url
         return None

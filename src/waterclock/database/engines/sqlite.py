@@ -14,7 +14,7 @@ from waterclock._support.urls import shown
 from waterclock.database.driver_fast_path import Frame
 from waterclock.database.engines.engine_dialect import BROKEN, FORBIDDEN, FULL, READ_ONLY, EngineDialect
 from waterclock.database.engines.sqlite_file import file_of, log_of, open_also_read_only
-from waterclock.database.engines.writer_queue import Turns
+from waterclock.database.engines.writer_queue import WriterQueue
 from waterclock.errors import InvalidArgumentError, UnavailableError
 
 PAGE_SIZE = 16_384
@@ -122,9 +122,9 @@ class SqliteDialect(EngineDialect):
         """Begin with the write lock, too, but let SQLite wait for it: a caller is not in our queue of writers."""
         return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE", _WAITS: True})
 
-    def turns(self, url: sa.URL) -> Turns:
+    def turns(self, url: sa.URL) -> WriterQueue:
         """Queue for the write lock: there is one for the whole file, and SQLite wakes no waiting writer."""
-        return Turns(file_of(url).absolute())
+        return WriterQueue(file_of(url).absolute())
 
     def set_up_direct(self, connection: Any) -> None:
         """Leave the waiting to the backend, which has jitter; SQLite's own starves writers."""

@@ -31,7 +31,7 @@ LONGEST_WAIT = 2.0
 """Maximum seconds that a writer waits for its turn, or keeps it without success."""
 
 
-class Turns:
+class WriterQueue:
     """The turns of the writers of one database file.
 
     Parameters
@@ -189,7 +189,7 @@ class _Wait:
             return self._is_given_up
 
 
-_all: weakref.WeakSet[Turns] = weakref.WeakSet()
+_all: weakref.WeakSet[WriterQueue] = weakref.WeakSet()
 _opened: set[int] = set()
 
 

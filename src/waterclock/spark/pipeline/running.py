@@ -192,7 +192,7 @@ class MicroBatchWriter:
         return json.loads(_metadata(spark, self._pipeline).head(1)[0][0])["id"]
 
 
-class _Stream:
+class _RunningStream:
     """The stream of one run of a pipeline.
 
     A run that was overtaken may write one more offset and one more commit before it ends. If the later run finds the
@@ -224,7 +224,7 @@ class _Stream:
             return self._writer.start()
 
 
-def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool, halt: Path) -> _Stream:
+def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool, halt: Path) -> _RunningStream:
     most = pipeline.source.max_messages_per_trigger or _MESSAGES_A_BUCKET * parts.buckets
     source = spark.readStream.format("waterclock").options(
         **_read_options(pipeline),
@@ -243,7 +243,7 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
         milliseconds = to_duration(pipeline.trigger, "trigger") // 1_000_000
         writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
     run = PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint)
-    return _Stream(spark, run, writer.foreachBatch(MicroBatchWriter(pipeline, run)), parts.partitions)
+    return _RunningStream(spark, run, writer.foreachBatch(MicroBatchWriter(pipeline, run)), parts.partitions)
 
 
 def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
@@ -299,7 +299,7 @@ def _read_options(pipeline: Pipeline) -> dict[str, str]:
     return place | {"topic": pipeline.source.topic, "onDamage": pipeline.source.on_damage} | ids
 
 
-def _follow(streams: Sequence[_Stream], all_progress: Sequence[Progress]) -> bool:
+def _follow(streams: Sequence[_RunningStream], all_progress: Sequence[Progress]) -> bool:
     """Count the results of the streams, and return whether any continues."""
     active = False
     for stream, progress in zip(streams, all_progress, strict=True):
@@ -309,7 +309,7 @@ def _follow(streams: Sequence[_Stream], all_progress: Sequence[Progress]) -> boo
     return active
 
 
-def _finish(streams: Sequence[_Stream]) -> None:
+def _finish(streams: Sequence[_RunningStream]) -> None:
     """Wait for the micro-batches under way; the halt file keeps later ones empty."""
     give_up_at = moments.monotonic() + FINISH_WITHIN_S
     for stream in streams:
@@ -318,7 +318,7 @@ def _finish(streams: Sequence[_Stream]) -> None:
 
 
 @contextmanager
-def _stopped(streams: list[_Stream]) -> Generator[list[_Stream]]:
+def _stopped(streams: list[_RunningStream]) -> Generator[list[_RunningStream]]:
     try:
         yield streams
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock._support.quoting import quoted
-from waterclock.database.driver_fast_path import Direct, execute_all, execute_later
+from waterclock.database.driver_fast_path import DirectConnection, execute_all, execute_later
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import OrderError
@@ -34,7 +34,7 @@ def ack_leased(context: TableContext, connection: SqlConnection, leased: Sequenc
     lock = locking_groups(context, [one.group_id or UNGROUPED for one in leased])
     if context.options.ack_order != "hold" and len({one.claim_id for one in leased}) == 1:
         ack = _acking_ours(context), {"seqs": seqs, "by": leased[0].claim_id}
-        if isinstance(connection, Direct):  # a caller could commit acks that are out of order
+        if isinstance(connection, DirectConnection):  # a caller could commit acks that are out of order
             groups, acked = execute_all(connection, [lock, ack])
             return _judge(context, connection, leased, by_name(groups), acked.rowcount)
         noted = by_name(connection.execute(*lock))

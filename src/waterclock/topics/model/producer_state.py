@@ -108,7 +108,7 @@ class Range(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Numbering:
+class ProducerState:
     """A topic's record of one producer."""
 
     producer_epoch: int  # its newest instance
@@ -189,7 +189,9 @@ class Numbering:
     def _meets_recent(self, append: ProducerAppend) -> bool:
         return any(append.first <= each.last and append.last >= each.first for each in self.recent)
 
-    def appended(self, append: ProducerAppend, position: Position | None, verdict: Verdict | None = None) -> Numbering:
+    def appended(
+        self, append: ProducerAppend, position: Position | None, verdict: Verdict | None = None
+    ) -> ProducerState:
         """Record an append whose numbers follow all others; parameters as in `AppendMetadata`."""
         place = (None, None) if position is None else position[:2]
         newest = AppendMetadata(append.first, append.last, *place, append.checksum, verdict)

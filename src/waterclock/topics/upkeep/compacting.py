@@ -36,7 +36,7 @@ from waterclock.topics.reading.sealed_ledger import SealedLedger
 from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.store.sealed_file import ROW_GROUP_BYTES, SHARED_SCHEMA, write_row_groups
 from waterclock.topics.upkeep import retention
-from waterclock.topics.upkeep.partial_failure import Done, Undone, failed, total
+from waterclock.topics.upkeep.partial_failure import Done, PartialFailure, failed, total
 from waterclock.topics.upkeep.retention import leave_for_sweep
 from waterclock.topics.upkeep.sweeping import sweep
 from waterclock.topics.upkeep.verified_file import HashedSink, read_back, reads_differently
@@ -145,7 +145,7 @@ def compact_run(storage: Storage, run: Run) -> Done:
         As `compact_topic`.
     """
     saved: list[int] = []
-    undone: list[Undone] = []
+    undone: list[PartialFailure] = []
     left = [run]
     while left:
         part = left.pop()

@@ -13,7 +13,7 @@ from waterclock.topics.store.ledger_files import LostFileError
 _log = logging.getLogger(__name__)
 
 
-class Undone(NamedTuple):
+class PartialFailure(NamedTuple):
     """A ledger that was skipped: its fault, and whether its file is gone. Can be pickled."""
 
     ledger: int
@@ -25,10 +25,10 @@ class Done(NamedTuple):
     """The result of a piece of upkeep: how many ledgers it processed, and which it skipped. Can be pickled."""
 
     number: int
-    undone: tuple[Undone, ...] = ()
+    undone: tuple[PartialFailure, ...] = ()
 
 
-def failed(topic: str, verb: str, ledger: int, error: DamagedError | LostFileError) -> Undone:
+def failed(topic: str, verb: str, ledger: int, error: DamagedError | LostFileError) -> PartialFailure:
     """Log that a ledger is skipped, and note it."""
     _log.error(
         "cannot %s ledger %d of topic %r; continuing with the others: %s",
@@ -38,7 +38,7 @@ def failed(topic: str, verb: str, ledger: int, error: DamagedError | LostFileErr
         error,
         extra=event("ledger_failed", topic=topic, ledger=ledger, task=verb),
     )
-    return Undone(ledger, str(error), isinstance(error, LostFileError))
+    return PartialFailure(ledger, str(error), isinstance(error, LostFileError))
 
 
 def total(topic: str, verb: str, parts: Iterable[Done]) -> int:

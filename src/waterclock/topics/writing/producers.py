@@ -12,7 +12,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.message import Position
 from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.model.names import check_name
-from waterclock.topics.model.producer_state import Numbering, ProducerAppend, Repeat, Verdict, check_sequence
+from waterclock.topics.model.producer_state import ProducerAppend, ProducerState, Repeat, Verdict, check_sequence
 
 # Built once: building a statement takes longer than running it.
 _HERE = (producers.c.topic_id == sa.bindparam("topic"), producers.c.name == sa.bindparam("producer"))
@@ -32,7 +32,7 @@ class Tenure(NamedTuple):
 
     producer_epoch: int  # its number; the topic refuses appends of instances with smaller numbers
     last: int | None  # number of the producer's last message; None if it has none
-    numbering: Numbering  # the record of the producer's numbers
+    numbering: ProducerState  # the record of the producer's numbers
 
 
 class Producers:
@@ -51,8 +51,8 @@ class Producers:
     def __init__(self, storage: Storage, connection: SqlConnection) -> None:
         self._storage = storage
         self._connection = connection
-        self._known: dict[str, Numbering | None] = {}
-        self._read: dict[str, Numbering | None] = {}
+        self._known: dict[str, ProducerState | None] = {}
+        self._read: dict[str, ProducerState | None] = {}
 
     def find_repeat(self, append: ProducerAppend) -> Repeat | None:
         """Return the earlier append if this one is a repeat, in the topic or this transaction; None if it is new."""
@@ -61,16 +61,16 @@ class Producers:
 
     def note(self, append: ProducerAppend, position: Position | None, verdict: Verdict | None) -> None:
         """Note an append that is being written."""
-        numbering = self.get(append.name) or Numbering(append.producer_epoch or 0)
+        numbering = self.get(append.name) or ProducerState(append.producer_epoch or 0)
         self.put(append.name, numbering.appended(append, position, verdict))
 
-    def get(self, name: str) -> Numbering | None:
+    def get(self, name: str) -> ProducerState | None:
         """Return the record of a producer; None if missing."""
         if name not in self._known:
             self._known[name] = self._read[name] = read_producer(self._storage, self._connection, name)
         return self._known[name]
 
-    def put(self, name: str, numbering: Numbering) -> None:
+    def put(self, name: str, numbering: ProducerState) -> None:
         """Replace the record of a producer that was read before."""
         self._known[name] = numbering
 
@@ -87,10 +87,10 @@ class Producers:
                 self._connection.execute(_UPDATE, {**_key(self._storage, name), **values})
 
 
-def read_producer(storage: Storage, connection: SqlConnection, name: str) -> Numbering | None:
+def read_producer(storage: Storage, connection: SqlConnection, name: str) -> ProducerState | None:
     """Read the state of a producer; None if unknown."""
     row = connection.execute(_READ, _key(storage, name)).first()
-    return None if row is None else Numbering.read(*row)
+    return None if row is None else ProducerState.read(*row)
 
 
 def numbered(
@@ -113,8 +113,8 @@ def take_over(storage: Storage, name: str) -> Tenure:
     def fence_earlier(connection: sa.Connection) -> Tenure:
         storage.lock(connection)
         known = Producers(storage, connection)
-        before = known.get(name) or Numbering(0)
-        numbering = Numbering(before.producer_epoch + 1, before.last, before.recent, before.covered)
+        before = known.get(name) or ProducerState(0)
+        numbering = ProducerState(before.producer_epoch + 1, before.last, before.recent, before.covered)
         known.put(name, numbering)
         known.write()
         return Tenure(numbering.producer_epoch, numbering.last, numbering)
@@ -143,11 +143,11 @@ def last_sequence(storage: Storage, name: str) -> int | None:
     return None if numbering is None else numbering.last
 
 
-def producers_named(storage: Storage, prefix: str) -> dict[str, Numbering]:
+def producers_named(storage: Storage, prefix: str) -> dict[str, ProducerState]:
     """Return the states of the producers whose names have this prefix, by name."""
     chosen = sa.select(*_READ.selected_columns, producers.c.name).where(*_begins(storage, prefix))
     with storage.backend.snapshot() as connection:
-        return {name: Numbering.read(*row) for *row, name in connection.execute(chosen)}
+        return {name: ProducerState.read(*row) for *row, name in connection.execute(chosen)}
 
 
 def forget_producers(storage: Storage, prefix: str) -> int:

@@ -21,7 +21,7 @@ _STUCK_AFTER = 5_000_000_000  # ns after its timeout, a cancelled asynchronous h
 _log = logging.getLogger(__name__)
 
 
-class Watch:
+class WorkerSupervisor:
     """Supervises the messages that a worker handles.
 
     Attributes

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 from sqlalchemy.dialects import postgresql
 
-from waterclock.database.driver_fast_path import Direct
+from waterclock.database.driver_fast_path import DirectConnection
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
@@ -21,7 +21,7 @@ UNIQUE_VIOLATION = "23505"
 _Text = tuple[str, dict[str, Any], tuple[str, ...] | None]
 
 
-def insert_fresh(connection: Direct, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> bool:
+def insert_fresh(connection: DirectConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> bool:
     """Insert messages whose ids can exist only if an earlier try succeeded and its answer was lost.
 
     Without ON CONFLICT, which inserts every index entry twice, first speculatively.

@@ -14,7 +14,7 @@ from sqlalchemy.sql.selectable import LateralFromClause
 from sqlalchemy.types import TypeEngine
 
 from waterclock.database.backend import Backend
-from waterclock.database.driver_fast_path import Direct
+from waterclock.database.driver_fast_path import DirectConnection
 from waterclock.database.engines.postgresql import is_pooled
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import groups, message_keys
@@ -290,7 +290,7 @@ class PostgresqlTables(TableDialect):
     ) -> set[Any]:
         """Insert messages with new ids, and return those ids. One statement, one round trip."""
         # In a transaction, a failed one would abort it.
-        if new.fresh and isinstance(connection, Direct) and insert_fresh(connection, rows, new, now):
+        if new.fresh and isinstance(connection, DirectConnection) and insert_fresh(connection, rows, new, now):
             return set(new.columns["id"])
         if rows.info.get(PARTITIONED):
             return insert_unacked(connection, rows, new, lambda these: insert_unknown(connection, rows, these, now))

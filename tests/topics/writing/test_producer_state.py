@@ -13,23 +13,25 @@ from waterclock.message import Position
 from waterclock.topics.model.producer_state import (
     RANGES,
     REMEMBERED,
-    Numbering,
     ProducerAppend,
+    ProducerState,
     Range,
     Repeat,
     check_sequence,
 )
 
 
-def appended(numbering: Numbering, first: int, last: int, checksum: int = 0) -> Numbering:
+def appended(numbering: ProducerState, first: int, last: int, checksum: int = 0) -> ProducerState:
     append = ProducerAppend("p", first, last, None, checksum)
     assert numbering.find_repeat(append, "t") is None
     return numbering.appended(append, Position(0, first, 0))
 
 
-def stored(numbering: Numbering) -> Numbering:
+def stored(numbering: ProducerState) -> ProducerState:
     columns = numbering.columns()
-    return Numbering.read(columns["producer_epoch"], columns["last_sequence"], columns["recent"], columns["covered"])
+    return ProducerState.read(
+        columns["producer_epoch"], columns["last_sequence"], columns["recent"], columns["covered"]
+    )
 
 
 steps = st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 5]), st.integers(1, 4)), min_size=1, max_size=60)
@@ -37,7 +39,7 @@ steps = st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 5]), st.integers(1, 4)),
 
 @given(steps, st.lists(st.tuples(st.integers(0, 200), st.integers(1, 8)), max_size=20))
 def test_a_new_append_is_never_taken_for_a_repeat(steps: list[tuple[int, int]], tries: list[tuple[int, int]]) -> None:
-    numbering, numbers, appends = Numbering(0), set[int](), list[tuple[int, int]]()
+    numbering, numbers, appends = ProducerState(0), set[int](), list[tuple[int, int]]()
     following = 0
     for gap, count in steps:
         first, last = following + gap, following + gap + count - 1
@@ -65,7 +67,7 @@ def test_a_new_append_is_never_taken_for_a_repeat(steps: list[tuple[int, int]], 
 
 
 def test_a_producer_without_gaps_is_known_whole_however_long_it_runs() -> None:
-    numbering = Numbering(0)
+    numbering = ProducerState(0)
     for first in range(0, 3 * RANGES, 3):
         numbering = appended(numbering, first, first + 2)
     assert numbering.covered == (Range(0, 3 * RANGES - 1),)
@@ -74,7 +76,7 @@ def test_a_producer_without_gaps_is_known_whole_however_long_it_runs() -> None:
 
 
 def test_the_oldest_of_too_many_ranges_are_forgotten_and_repeating_them_is_an_error() -> None:
-    numbering = Numbering(0)
+    numbering = ProducerState(0)
     for number in range(10, 10 * RANGES + 30, 10):
         numbering = appended(numbering, number, number)
     assert len(numbering.covered) == RANGES
@@ -86,7 +88,7 @@ def test_the_oldest_of_too_many_ranges_are_forgotten_and_repeating_them_is_an_er
 
 
 def test_a_row_of_a_producer_that_has_appended_nothing_is_read() -> None:
-    assert Numbering.read(1, None, "[]", "[]") == Numbering(1)
+    assert ProducerState.read(1, None, "[]", "[]") == ProducerState(1)
 
 
 @pytest.mark.parametrize(
