@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -81,6 +82,7 @@ class Quiet:
     """Wakes no consumer: when a notification comes is chance, and so that one comes at all is tested elsewhere."""
 
     tells = False
+    row_unchanged_since = math.inf
 
     def arm(self) -> bool:
         return True
