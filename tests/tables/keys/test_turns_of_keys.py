@@ -110,6 +110,20 @@ def test_turns_go_on_from_claim_to_claim_and_from_process_to_process(fair: Messa
     assert found == ["a0", "b0", "c0", "a1", "b1", "c1"]
 
 
+def test_keys_that_one_claim_has_served_keep_their_order(fair: MessageTable) -> None:
+    _put(fair, *(f"{key}{number}" for key in "abc" for number in range(3)))
+    found = [[one.payload for one in fair.receive(3)] for _ in range(3)]
+    assert found == [["a0", "b0", "c0"], ["a1", "b1", "c1"], ["a2", "b2", "c2"]]
+
+
+@pytest.mark.both_servers
+def test_each_of_many_new_keys_gets_a_message_before_one_gets_two(fair: MessageTable) -> None:
+    letters = [chr(0x4E00 + number) for number in range(80)]
+    _put(fair, *(f"{letter}{number}" for letter in letters for number in range(3)))
+    for number in range(3):
+        assert sorted(one.payload for one in fair.receive(80)) == [f"{letter}{number}" for letter in letters]
+
+
 def test_the_first_message_of_a_new_key_comes_within_two_messages(fair: MessageTable) -> None:
     _put(fair, *(f"a{number}" for number in range(100)))
     _one_by_one(fair, 10)

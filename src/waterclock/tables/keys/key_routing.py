@@ -37,24 +37,33 @@ from waterclock.tables.model.schema import MESSAGE_KEY
 _ROUTED_AT_ONCE = 100
 _SKIPPED_AT_ONCE = 300
 _WINDOWS = 3
-"""Windows that one claim reads, so that the first ones may be full of one key."""
+"""Windows that one claim reads, so that the first ones may be full of few keys."""
 
 
-def route_keys(context: TableContext, connection: SqlConnection, now: int) -> None:
-    """Add or advance the rows of the keys of some new messages. Waits for no lock."""
+def route_keys(context: TableContext, connection: SqlConnection, now: int, wanted: int) -> None:
+    """Add or advance the rows of the keys of some new messages. Waits for no lock.
+
+    Parameters
+    ----------
+    wanted
+        The number of messages that the claim wants: if possible, each is of another key.
+    """
     if not try_turn(context, connection):
         return
     after = context.turns.routed
+    places: set[Place] = set()
     for number in range(_WINDOWS):
         skips = bool(number) and context.sql.is_bounded and after is not None
         window = _skip(context, connection, after) if skips else _read(context, connection, after)
         is_full = len(window) == (_SKIPPED_AT_ONCE if skips else _ROUTED_AT_ONCE)
         is_of_one = is_full and len({(row.key, row.priority) for row in window}) == 1
         # The row of a key stands for all its messages, and later claims mark them.
-        _route(context, connection, window, now, marks=not (skips or (number and is_of_one)))
+        has_new = _route(context, connection, window, now, marks=not (skips or (number and is_of_one)))
         has_begun = after is None
         after = (window[-1].together, window[-1].key, window[-1].priority) if is_full else None
-        if not is_of_one and (after is not None or has_begun):
+        places.update((row.key, -row.priority) for row in window)
+        is_enough = len(places) >= wanted or not (is_full and has_new)
+        if is_enough and not is_of_one and (after is not None or has_begun):
             break
     context.turns.routed = after
 
@@ -80,7 +89,8 @@ def _read(context: TableContext, connection: SqlConnection, after: Behind | None
     return found
 
 
-def _route(context: TableContext, connection: SqlConnection, window: Any, now: int, *, marks: bool) -> None:
+def _route(context: TableContext, connection: SqlConnection, window: Any, now: int, *, marks: bool) -> bool:
+    """Add or advance the rows of the keys of new messages; return whether there were new keys."""
     new: dict[Place, list[Any]] = {}
     seqs: dict[Place, list[int]] = {}
     for row in window:
@@ -90,16 +100,17 @@ def _route(context: TableContext, connection: SqlConnection, window: Any, now: i
         new.setdefault(place, []).append(row)
         seqs.setdefault(place, []).append(row.seq)
     if not new:
-        return
+        return False
     exist, locked = known(context, connection, {key for key, _ in new})
     missing = {place: its for place, its in seqs.items() if place not in exist}
     add(context, connection, sorted(chain.from_iterable(missing.values())), {level for _, level in missing})
     _note(context, connection, {place: (row, new[place]) for place, row in locked.items() if place in new}, now)
     if not marks:
-        return
+        return bool(missing)
     routed = [seq for place, its in seqs.items() if place in locked or place not in exist for seq in its]
     if routed:
         execute_later(connection, (_marking(context), {"seqs": sorted(routed)}))
+    return bool(missing)
 
 
 def _note(

@@ -92,7 +92,7 @@ class _KeyedClaim:
         context, connection = self._context, self._connection
         self._now, unrouted, slept = connection.execute(_look(context), lows_of(context)).one()
         if unrouted:
-            route_keys(context, connection, self._now)
+            route_keys(context, connection, self._now, self._room)
         if slept:
             wake(context, connection, self._now)
         return all(self._room and self._take_turns() for _ in range(_ROUNDS))
