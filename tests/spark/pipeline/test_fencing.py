@@ -211,6 +211,14 @@ def test_a_checkpoint_whose_run_ended_before_its_first_micro_batch_counts_as_new
     assert rule_in(spark, pipeline.checkpoint) is None
 
 
+@pytest.mark.usefixtures("session_kind")
+def test_a_run_whose_checkpoint_is_deleted_says_so(spark: SparkSession, pipeline: Pipeline, tmp_path: Path) -> None:
+    run = enter(spark, pipeline)
+    shutil.rmtree(tmp_path / "checkpoint")
+    with pytest.raises(PipelineError, match="'press': its checkpoint was deleted"):
+        run.check_latest(spark)
+
+
 def test_a_checkpoint_without_its_stream_id_is_refused(spark: SparkSession, pipeline: Pipeline, tmp_path: Path) -> None:
     offsets = tmp_path / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)

@@ -69,14 +69,20 @@ class PipelineRun:
         return cls(pipeline, folder, replay, entry)
 
     def check_latest(self, spark: SparkSession) -> None:
-        """Raise PipelineError if a later run has entered."""
-        if max(_entries(spark, self.folder), default=None) != self.entry:
+        """Raise PipelineError if a later run has entered, or the entry of this run is missing."""
+        latest = max(_entries(spark, self.folder), default=None)
+        if latest == self.entry:
+            return
+        if self.replay is not None:
+            why = "another replay of this range has begun. Replay a range only once at a time"
+        elif latest is not None:
+            why = "another run has taken over its checkpoint. Run a pipeline only once at a time"
+        else:
             why = (
-                "another run has taken over its checkpoint. Run a pipeline only once at a time"
-                if self.replay is None
-                else "another replay of this range has begun. Replay a range only once at a time"
+                "its checkpoint was deleted. Restore it, or start with a new checkpoint, and with another place for"
+                " each output that is not a message table"
             )
-            raise PipelineError(f"cannot write for pipeline {quoted(self.pipeline)}: {why}")
+        raise PipelineError(f"cannot write for pipeline {quoted(self.pipeline)}: {why}")
 
     @contextmanager
     def checked_on_error(self, spark: SparkSession) -> Generator[None]:
