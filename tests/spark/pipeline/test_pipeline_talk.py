@@ -151,6 +151,10 @@ Caused by: java.lang.IllegalStateException: more
             "(IOException: No space left on device); free some space, and start the pipeline again",
         ),
         (
+            "An error occurred while calling o1.create.\n: java.io.IOException: Mkdirs failed to create file:/c/run=1",
+            "IOException: Mkdirs failed to create file:/c/run=1; the pipeline must be able to write to its checkpoint",
+        ),
+        (
             TRACE.format(error="JSONDecodeError: Expecting value: line 1"),
             "a file of the checkpoint seems to be corrupt or missing: restore",
         ),

@@ -134,6 +134,7 @@ def test_a_null_is_named_with_the_position_of_its_message(
     ("column", "value", "problem"),
     [
         ("stream", "IF(index = 1, CAST(X'FF41' AS STRING), stream)", "UTF-8, got bytes FF41"),
+        ("source", "IF(index = 1, '', source)", "non-empty text, got ''"),
         (
             "event_time",
             "IF(index = 1, TIMESTAMP'9999-12-31 00:00:00', timestamp_micros(event_time div 1000))",

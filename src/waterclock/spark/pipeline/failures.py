@@ -33,6 +33,10 @@ _REMEDIES = (
         "free some space, and start the pipeline again: it continues from its checkpoint",
     ),
     (
+        re.compile(r"Mkdirs failed to create|Read-only file system|Permission denied"),
+        "the pipeline must be able to write to its checkpoint and its outputs",
+    ),
+    (
         re.compile(r"Class org\.apache\.hadoop\.fs\S+ not found|No FileSystem for scheme"),
         "Spark lacks the library of that filesystem: name it in the setting spark.jars.packages",
     ),

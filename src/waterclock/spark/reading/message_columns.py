@@ -1,7 +1,7 @@
 """Selects the columns of a DataFrame that batching needs, and converts them.
 
-A column of a wrong type is refused before Spark starts a task. A null, a text that is not UTF-8, or a time outside the
-range of nanoseconds ends the query with an error that names the column and the row.
+A column of a wrong type is refused before Spark starts a task. A null, an empty source or stream, a text that is not
+UTF-8, or a time outside the range of nanoseconds ends the query with an error that names the column and the row.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def _column(field: StructField, name: str, place: Column) -> Column:
         column = column.cast(StringType())
     if name in TEXTS:
         failure = _failure(f"column {name!r} must be UTF-8, got bytes ", F.hex(column), place)
-        column = F.when(column.isNull() | F.is_valid_utf8(column), column).otherwise(failure)
+        empty = _failure(f"column {name!r} must be non-empty text, got ", F.lit("''"), place)
+        checked = F.when(column == "", empty).otherwise(column)
+        column = F.when(column.isNull() | F.is_valid_utf8(column), checked).otherwise(failure)
     if isinstance(field.dataType, TimestampType):
         fits = F.unix_micros(column).between(-(-MIN_NS // _NS_PER_US), MAX_NS // _NS_PER_US)
         failure = _failure(f"column {name!r} must be from 1677-09-21 to 2262-04-11, got ", column, place)

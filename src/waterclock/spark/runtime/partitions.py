@@ -88,7 +88,7 @@ def rule_in(spark: SparkSession, checkpoint: str) -> dict[str, Any] | None:
 
 
 def _in_offsets(spark: SparkSession, checkpoint: str, *texts: str) -> Sequence[str | None]:
-    """Find for each text a line of a checkpoint's offsets that contains it; None if there is none."""
+    """Find for each text a line of a checkpoint's offsets that contains it; None if missing."""
     lines = [F.max(F.when(F.col("value").contains(text), F.col("value"))) for text in texts]
     try:
         found = spark.read.text(f"{checkpoint.rstrip('/')}/offsets").agg(*lines).head()
