@@ -182,8 +182,8 @@ def _mark_long_forms(items: list[pytest.Item]) -> None:
 
     The combinations of a test's parameters are spread over the databases, each on one of them, and a test without
     parameters is one combination. A test with the mark `both_servers` runs on SQLite and on both servers, and with
-    parameters each combination on SQLite and on one server. A checksum shuffles the combinations, or a parameter of two
-    values would have each value on one server alone.
+    parameters each combination on one server, and every third one on SQLite, too. A checksum shuffles the combinations,
+    or a parameter of two values would have each value on one server alone.
     """
     where: dict[str, dict[str, dict[str, pytest.Item]]] = defaultdict(lambda: defaultdict(dict))
     for item in items:
@@ -213,7 +213,7 @@ def _short_forms(count: int, first: int, *, both_servers: bool) -> set[tuple[int
         return {(0, name) for name in DATABASES}
     if both_servers:
         on_servers = {(place, SERVERS[(place + first) % len(SERVERS)]) for place in range(count)}
-        return on_servers | {(place, "sqlite") for place in range(count)}
+        return on_servers | {(place, "sqlite") for place in range(first % min(count, 3), count, 3)}
     if count == 1:
         return {(0, "sqlite" if first % 3 == 0 else SERVERS[first % 2])}
     return {(place, DATABASES[(place + first) % 3]) for place in range(count)}

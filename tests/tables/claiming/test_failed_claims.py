@@ -22,7 +22,7 @@ from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 
 pytestmark = pytest.mark.both_servers
 
-CLAIMS = 12  # more than a driver sends before it prepares a statement
+CLAIMS = 8  # more than a driver sends before it prepares a statement
 WITH_SERVER = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 ON_POSTGRESQL = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 GROUPED = pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
