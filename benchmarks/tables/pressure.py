@@ -159,7 +159,10 @@ def sizes(database: wc.Database, name: str) -> dict[str, Any]:
     with database.backend.engine.connect() as connection:
         if database.backend.dialect.name != "postgresql":
             connection.exec_driver_sql(f"ANALYZE TABLE {name}").close()
-            of = sa.text("SELECT data_length, index_length FROM information_schema.tables WHERE table_name = :name")
+            of = sa.text(
+                "SELECT data_length, index_length FROM information_schema.tables"
+                " WHERE table_name = :name AND table_schema = DATABASE()"
+            )
             heap, indexes = connection.execute(of, {"name": name}).one()
             return {"heap_mb": round(float(heap) / 2**20, 1), "indexes_mb": round(float(indexes) / 2**20, 1)}
         connection.exec_driver_sql("SELECT pg_stat_clear_snapshot()")

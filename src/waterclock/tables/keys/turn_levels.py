@@ -132,8 +132,12 @@ def from_low(state: int) -> sa.ColumnElement[bool]:
 
 
 def first_of(context: TableContext, state: int) -> sa.ScalarSelect[int]:
-    """Return the first time until which a row sleeps."""
-    its = message_keys.c.table_id == context.table_id, from_low(state)
+    """Return the first time, up to now, until which a row sleeps.
+
+    A key that sleeps again and again until the same lease ends leaves many entries behind that time.
+    """
+    has_ended = message_keys.c.due_at <= context.backend.now_sql()
+    its = message_keys.c.table_id == context.table_id, from_low(state), has_ended
     return sa.select(message_keys.c.due_at).where(*its).order_by(message_keys.c.due_at).limit(1).scalar_subquery()
 
 
