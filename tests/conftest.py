@@ -36,7 +36,7 @@ SERVERS = ("postgresql", "mariadb")
 DATABASES = ("sqlite", *SERVERS)
 # What takes longest to run, longest first: files, or folders of them. All that share a Spark come with the first.
 LONGEST = (
-    "spark/pipeline/test_exactly_once.py",
+    "spark/pipeline/test_pipeline_process.py",
     "demo",
     "spark",
     "simulation",

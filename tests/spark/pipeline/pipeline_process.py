@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
-from tests.spark.pipeline.pipeline_query import RULE, TABLE, TOPIC, run
+from tests.spark.pipeline.pipeline_query import RULE, TABLE, TOPIC
 from tests.spark.results import assert_same, results_in_rows, results_of
 
 import waterclock as wc
@@ -129,10 +128,6 @@ class Pipeline:
     def finish(self, master: str) -> None:
         with self.query(master, "once") as process:
             self.wait_for(process, "done")
-
-    def finish_here(self, spark: SparkSession) -> None:
-        """Let this process's Spark take over as the driver."""
-        run(spark, str(self.database.backend.url), str(self.folder), "once")
 
     def check(self) -> None:
         """Compare table and Parquet with what one process makes of the topic."""

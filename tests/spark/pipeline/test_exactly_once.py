@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 from tests.spark.pipeline.pipeline_process import (
     Pipeline,
     kill_executors,
@@ -33,16 +32,6 @@ def kill_the_driver(pipeline: Pipeline, kills: int) -> None:
                     pipeline.wait_for(process, "end")
                 time.sleep(pipeline.chance.uniform(0, 3))  # at any moment, this is the point
     pipeline.finish("local[2]")
-    pipeline.check()
-
-
-def test_a_killed_executor_and_then_a_killed_driver_change_nothing(pipeline: Pipeline, spark: SparkSession) -> None:
-    # With one executor at a time, one Java fewer starts; `make soak` kills those of two.
-    with pipeline.appended_to(), pipeline.query("local-cluster[1,1,1024]", "on") as process:
-        kill_executors(pipeline, process, kills=1)
-        pipeline.wait_for(process, "begin")
-        time.sleep(pipeline.chance.uniform(0, 1))  # as above; what ends here is killed
-    pipeline.finish_here(spark)
     pipeline.check()
 
 

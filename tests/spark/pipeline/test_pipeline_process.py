@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark import short_lived
 from tests.spark.pipeline.pipeline_files import PIPELINE, START, expected, landed, read, write
-from tests.spark.pipeline.pipeline_process import processes_of, started
+from tests.spark.pipeline.pipeline_process import executors_of, processes_of, started
 
 import waterclock as wc
 from waterclock.spark.pipeline.running import run_pipelines
@@ -56,9 +57,11 @@ class Press:
             self.topic.append(messages)
 
     @contextmanager
-    def running(self) -> Generator[subprocess.Popen[str]]:
-        words = ("pipeline", "run", str(self.file), "--json", "--master", "local[1]")
-        command = [sys.executable, "-m", "waterclock", *words]
+    def running(self, master: str = "local[1]") -> Generator[subprocess.Popen[str]]:
+        command = [sys.executable, "-m", "waterclock", "pipeline", "run", str(self.file), "--json", "--master", master]
+        settings = short_lived.UNCOMPILED | {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"}
+        for name, value in (settings | {"spark.executor.memory": "512m"}).items():
+            command += ["--conf", f"{name}={value}"]
         with started(command, self.folder, os.environ | short_lived.ENVIRONMENT) as process:
             yield process
 
@@ -75,6 +78,16 @@ class Press:
             ended = process.poll() is not None or time.monotonic() > give_up_at
             assert not ended, f"the pipeline ended: {(self.folder / 'stderr').read_text()[-3_000:]}"
             time.sleep(0.1)  # looking costs what the pipeline needs
+
+    def kill_executor(self, process: subprocess.Popen[str]) -> None:
+        """Kill the executor in the middle of a micro-batch, which the pipeline then ends without a restart."""
+        self.wait_for(process, "commits", 1)
+        self.wait_for(process, "offsets", self.count("commits") + 1)
+        time.sleep(self.chance.uniform(0, 0.3))  # at any moment, this is the point
+        begun, [executor] = self.count("offsets"), executors_of([process])
+        os.kill(executor, signal.SIGKILL)
+        self.wait_for(process, "commits", begun + 1)  # and the next, if that one had just ended
+        assert executors_of([process]) != [executor]
 
     def kill(self, process: subprocess.Popen[str]) -> None:
         """Kill the Python that the pipeline was started as, and nothing else; wait until all that it started ends."""
@@ -100,7 +113,9 @@ class Press:
     def finish_here(self, spark: SparkSession) -> None:
         """Let this process's Spark take over as the driver, and check that every output has its rows once."""
         closed = self.close_windows()
-        [progress] = run_pipelines(spark, [read(self.file)], once=True)
+        pipeline = read(self.file)
+        rest_at_once = replace(pipeline, source=replace(pipeline.source, max_messages_per_trigger=10_000))
+        [progress] = run_pipelines(spark, [rest_at_once], once=True)
         assert progress.lag == 0
         self.check(closed)
 
@@ -142,19 +157,17 @@ def take_over(press: Press, first: subprocess.Popen[str], second: subprocess.Pop
     assert "another run has taken over its checkpoint" in (press.folder / "stderr").read_text()
 
 
-def test_a_pipeline_that_is_taken_over_and_then_killed_continues_and_writes_everything_once(
+def test_a_pipeline_that_loses_an_executor_is_taken_over_and_then_killed_writes_everything_once(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     press = Press(tmp_path)
-    press.append(entries=12)
-    with press.running() as first:
-        press.wait_until(
-            first, (press.folder / "checkpoint/state/0/_metadata/v2/0").exists
-        )  # else that stops the first
+    press.append(entries=30)
+    with press.running("local-cluster[1,1,1024]") as first:
+        press.kill_executor(first)
         os.killpg(first.pid, signal.SIGSTOP)  # slow enough for the second to start, on any machine
         with press.running() as second:
             take_over(press, first, second, "entered")
-            time.sleep(press.chance.uniform(0, 1))  # at any moment, this is the point
+            time.sleep(press.chance.uniform(0, 1))  # as above
             press.kill(second)
     press.finish_here(spark)
 
