@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.types import BinaryType, CharType, StringType, VarcharType
-from tests.batching.event_time.scenario import SOURCE, Scenario, scenario_files
+from tests.batching.event_time.scenario import Scenario, scenario_files
 from tests.spark.results import METADATA, facts, frame, in_entries, results_in_frames, results_one_by_one
 
 from waterclock.arrow import to_arrow
@@ -39,18 +40,26 @@ def traffic() -> list[Message]:
     return sorted(messages, key=lambda m: m.receive_time or 0)
 
 
-@pytest.mark.parametrize("path", scenario_files(), ids=lambda path: path.stem)
-def test_the_documents_use_cases(spark: SparkSession, path: Path):
-    scenario = Scenario.read(path)
-    arrived = frame(spark, list(scenario.messages.values()), positions=False, partitions=3)
-    outcomes = event_time_outcomes(arrived, **scenario.rule)
-    found = results_in_frames(outcomes)
-    assert found.batches[SOURCE] == [
-        (b.start, b.end, b.closed_at, b.reason, b.run, None, [facts(scenario.messages[name]) for name in b.messages])
-        for b in scenario.batches
-    ]
-    rejected = [(reason, facts(scenario.messages[name])) for name, reason in scenario.rejected.items()]
-    assert found.rejected.get(SOURCE, []) == sorted(rejected)
+OF_A_RULE = [list(paths) for _, paths in groupby(scenario_files(), lambda path: Scenario.read(path).rule)]
+
+
+@pytest.mark.parametrize("paths", OF_A_RULE, ids=lambda paths: " ".join(path.stem for path in paths))
+def test_the_documents_use_cases(spark: SparkSession, paths: list[Path]):
+    """Those of one rule are sources of one job."""
+    scenarios = {path.stem: Scenario.read(path) for path in paths}
+    sent = [m.replace(source=name) for name, scenario in scenarios.items() for m in scenario.messages.values()]
+    rule = next(iter(scenarios.values())).rule
+    found = results_in_frames(event_time_outcomes(frame(spark, sent, positions=False, partitions=3), **rule))
+    for source, scenario in scenarios.items():
+        assert found.batches[source] == [
+            (
+                *(b.start, b.end, b.closed_at, b.reason, b.run, None),
+                [facts(scenario.messages[name]) for name in b.messages],
+            )
+            for b in scenario.batches
+        ]
+        rejected = [(reason, facts(scenario.messages[name])) for name, reason in scenario.rejected.items()]
+        assert found.rejected.get(source, []) == sorted(rejected)
 
 
 @pytest.mark.parametrize("on_conflict", ["split", "replace", "isolate"])
