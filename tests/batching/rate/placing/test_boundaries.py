@@ -13,10 +13,12 @@ from tests.batching.rate.columns import NAMES, described_columns, laid_out, run_
 from tests.batching.rate.placing.own_windows import Arrivals
 from tests.batching.rate.placing.silence import arriving, in_calls
 from tests.batching.rate.traffic import SECOND, YEAR, at, by_time, frozen, message, pulses
+from tests.support.kernel_forms import interpreting
 
 from waterclock.batching.batch import Batch
 from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
+from waterclock.batching.rate.runs import run_after
 from waterclock.errors import InvalidArgumentError
 from waterclock.message import Message
 
@@ -144,3 +146,36 @@ def test_a_run_goes_on_once_a_window_that_a_stall_has_set_back_has_passed_its_bo
     assert any(start < at(-1000) for start in starts_of_runs[None])
     assert max(starts_of_runs[at(2)]) > at(10)
     assert all(b.run is None for b in batches if b.start < at(2))
+
+
+@pytest.mark.parametrize(
+    ("known", "boundaries", "own", "known_after"),
+    [
+        (5, [], 5, 5),
+        (5, [8], 8, 8),
+        (5, [12], 5, 12),
+        (5, [21], 5, 5),  # of another era
+        (30, [], None, 30),
+        (30, [12], None, 12),  # the clock that sent 30 was wrong
+    ],
+)
+def test_the_run_of_a_batch_from_10_to_20(known: int, boundaries: list[int], own: int | None, known_after: int) -> None:
+    assert run_after(known, 10, 20, boundaries) == (own, known_after)
+
+
+def test_a_boundary_at_the_end_of_a_window_is_what_ends_it() -> None:
+    calls = [*([m] for m in pulses("a", 5, -1, 0)), [message("run", at(1))], *([m] for m in pulses("a", 5, 1, 3))]
+    arrivals = [[message("a", at(0))], *calls]
+    chosen = {"boundaries": ["run"], "gated": ()}
+    with interpreting():
+        found = RateAwareColumns(NAMES, **chosen).add(*laid_out(arrivals, NAMES), flush=True)
+    batches = run(arrivals, **chosen)
+    assert found.reasons == tuple(b.reason for b in batches)
+    assert [(b.reason, b.start, b.end) for b in batches][1] == ("boundary", at(0), at(1))
+
+
+def test_a_boundary_in_a_pause_of_the_gating_streams_begins_a_batch() -> None:
+    calls = one_by_one(pulses("a", 14, -1, 2), [message("run", at(10))], pulses("a", 14, 20, 24))
+    batches = run(calls, gated=("a",))
+    assert [b.start for b in batches if any(m.stream == "run" for m in b.messages)] == [at(10)]
+    assert all(b.run == at(10) for b in batches if b.start >= at(10))
