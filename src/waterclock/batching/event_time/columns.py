@@ -180,19 +180,18 @@ def assign_arrays(
     verdicts = np.empty(count, np.uint8)
     found, working = _memory(count)
     boundaries = boundary_flags(rule, stream_names)
+    clock = MAX_NS if now is None else now
+    nows = np.full(_distinct(sources, "sources"), clock)
     ordered = KERNEL.call(
         "assign",
         count,
         *_inputs(sources, streams, event_times, receive_times),
         boundaries,
-        _distinct(sources, "sources"),
         _distinct(streams, "streams"),
-        rule.window,
-        rule.max_delay,
-        rule.max_lead,
-        CONFLICTS[rule.on_conflict],
-        rule.silence,
-        MAX_NS if now is None else now,
+        *_numbers(rule),
+        True,
+        clock,
+        nows,
         *found,
         verdicts,
         *working,
@@ -236,15 +235,14 @@ def assign_judged(
     found, working = _memory(count)
     boundaries = boundary_flags(rule, stream_names)
     ordered = KERNEL.call(
-        "assign_judged",
+        "assign",
         count,
         *_inputs(sources, streams, event_times, event_times),
         boundaries,
         _distinct(streams, "streams"),
-        rule.window,
-        rule.max_delay,
-        CONFLICTS[rule.on_conflict],
-        rule.silence,
+        *_numbers(rule),
+        False,
+        MAX_NS,
         nows,
         *found,
         verdicts,
@@ -316,6 +314,11 @@ def _with_runs(
     if not rule.boundaries:
         return found
     return found._replace(runs=runs_of(found.order, found.starts, sources, streams, boundaries))
+
+
+def _numbers(rule: EventTimeRule) -> tuple[int, int, int, int, int]:
+    """Return the options in the order of the kernel."""
+    return rule.window, rule.max_delay, rule.max_lead, CONFLICTS[rule.on_conflict], rule.silence
 
 
 def _checked_length(sources: npt.NDArray[Any], streams: npt.NDArray[Any], *others: npt.NDArray[Any]) -> int:

@@ -163,11 +163,32 @@ def _sort(
     for bucket in range(buckets):
         end = bucket_ends[bucket]
         if end - begin > _FEW:
-            order = begin + np.argsort(spare_times[begin:end], kind="mergesort")
-            spare_times[begin:end] = spare_times[order]
-            spare_rows[begin:end] = spare_rows[order]
+            _merge_sort(spare_times, spare_rows, begin, end, times, rows)
         begin = end
     _insert(spare_times, spare_rows, first, stop, times, rows)
+
+
+@njit
+def _merge_sort(times: Times, rows: Codes, first: int, stop: int, merged_times: Times, merged_rows: Codes) -> None:
+    """Sort places ``first`` to ``stop`` by time, stably: to compile NumPy's stable sort takes most of the time."""
+    width = 1
+    while width < stop - first:
+        for begin in range(first, stop, 2 * width):
+            middle, end = min(begin + width, stop), min(begin + 2 * width, stop)
+            left, right = begin, middle
+            for place in range(begin, end):
+                if right == end or (left < middle and times[left] <= times[right]):
+                    chosen = left
+                    left += 1
+                else:
+                    chosen = right
+                    right += 1
+                merged_times[place] = times[chosen]
+                merged_rows[place] = rows[chosen]
+        for place in range(first, stop):
+            times[place] = merged_times[place]
+            rows[place] = merged_rows[place]
+        width *= 2
 
 
 @njit
@@ -309,85 +330,13 @@ def _cut_source(  # noqa: C901  # a call for each event time would cost more tha
 _spare_out = (_times_out, _codes_out, _times_out, _codes_out, _codes_out)
 
 
-@njit
-def _cut(
-    sources: Codes,
-    streams: Codes,
-    event_times: Times,
-    receive_times: Times,
-    boundaries: Bytes,
-    stream_count: int,
-    rule: _Rule,
-    nows: Times,
-    out: _EventTimeOutput,
-    times: Times,
-    rows: Codes,
-    spare_times: Times,
-    spare_rows: Codes,
-    bucket_ends: Codes,
-) -> int:
-    """Find the windows of the accepted rows of sources whose receive clocks have shown ``nows``."""
-    seen = _LastSeen(
-        np.zeros(stream_count, np.int64), np.zeros(stream_count, np.int64), np.zeros(stream_count, np.uint32)
-    )
-    bounds = np.zeros(nows.size + 1, np.int64)
-    _gather(sources, event_times, out.verdicts, bounds, times, rows)
-    for source in range(nows.size):
-        first, stop = bounds[source], bounds[source + 1]
-        if not _is_sorted(times, first, stop):
-            _sort(times, rows, first, stop, spare_times, spare_rows, bucket_ends)
-        _cut_source(times, rows, first, stop, streams, receive_times, boundaries, rule, nows[source], seen, out)
-    return bounds[nows.size]
-
-
 @njit(
     types.int64(
         *[_codes_in, _codes_in, _times_in, _times_in, _bytes_in],
-        *[types.int64] * 5,
+        *[types.int64] * 6,
+        types.boolean,
+        types.int64,
         _times_in,
-        *[_times_out, _times_out, _bytes_out, _bytes_out],
-        *_spare_out,
-    ),
-    cache=True,
-    nogil=True,
-)
-def assign_judged(
-    sources: Codes,
-    streams: Codes,
-    event_times: Times,
-    receive_times: Times,
-    boundaries: Bytes,
-    stream_count: int,
-    window: int,
-    max_delay: int,
-    on_conflict: int,
-    silence: int,
-    nows: Times,
-    starts: Times,
-    ends: Times,
-    cuts: Bytes,
-    verdicts: Bytes,
-    times: Times,
-    rows: Codes,
-    spare_times: Times,
-    spare_rows: Codes,
-    bucket_ends: Codes,
-) -> int:
-    """Find the windows of rows that were already judged; see `waterclock.batching.event_time.columns.assign_judged`.
-
-    Reads and writes the same arrays as `assign`, but reads from ``verdicts`` which rows are accepted.
-    """
-    return _cut(
-        sources, streams, event_times, receive_times, boundaries, stream_count,
-        _Rule(window, max_delay, on_conflict, silence), nows, _EventTimeOutput(starts, ends, cuts, verdicts),
-        times, rows, spare_times, spare_rows, bucket_ends,
-    )  # fmt: skip
-
-
-@njit(
-    types.int64(
-        *[_codes_in, _codes_in, _times_in, _times_in, _bytes_in],
-        *[types.int64] * 8,
         *[_times_out, _times_out, _bytes_out, _bytes_out],
         *_spare_out,
     ),
@@ -400,14 +349,15 @@ def assign(
     event_times: Times,
     receive_times: Times,
     boundaries: Bytes,
-    source_count: int,
     stream_count: int,
     window: int,
     max_delay: int,
     max_lead: int,
     on_conflict: int,
     silence: int,
+    judges: bool,
     now: int,
+    nows: Times,
     starts: Times,
     ends: Times,
     cuts: Bytes,
@@ -418,19 +368,28 @@ def assign(
     spare_rows: Codes,
     bucket_ends: Codes,
 ) -> int:
-    """Judge every row and find its window; see `waterclock.batching.event_time.columns.assign_arrays`.
+    """Find the windows of rows; see `waterclock.batching.event_time.columns.assign_arrays` and `assign_judged`.
 
-    Writes ``verdicts`` of all rows, ``starts``, ``ends`` and ``cuts`` of the accepted ones, and into ``rows`` the
-    ordered rows, whose number it returns. The last five are working memory for every row (``bucket_ends`` for two
-    more): NumPy allocates it in huge pages. Numba does not, and touching so many small pages would take as long as the
-    sorting.
+    If ``judges``, first judges every row ``now``; otherwise ``verdicts`` says which rows are accepted. ``nows`` are the
+    readings of the sources' receive clocks. Writes ``starts``, ``ends`` and ``cuts`` of the accepted rows, and into
+    ``rows`` the ordered rows, whose number it returns. The last five are working memory for every row (``bucket_ends``
+    for two more): NumPy allocates it in huge pages. Numba does not, and touching so many small pages would take as long
+    as the sorting.
     """
-    _judge(event_times, receive_times, max_delay, max_lead, now, verdicts)
-    return assign_judged(
-        sources, streams, event_times, receive_times, boundaries, stream_count, window, max_delay, on_conflict,
-        silence, np.full(source_count, now), starts, ends, cuts, verdicts,
-        times, rows, spare_times, spare_rows, bucket_ends,
-    )  # fmt: skip
+    if judges:
+        _judge(event_times, receive_times, max_delay, max_lead, now, verdicts)
+    rule, out = _Rule(window, max_delay, on_conflict, silence), _EventTimeOutput(starts, ends, cuts, verdicts)
+    seen = _LastSeen(
+        np.zeros(stream_count, np.int64), np.zeros(stream_count, np.int64), np.zeros(stream_count, np.uint32)
+    )
+    bounds = np.zeros(nows.size + 1, np.int64)
+    _gather(sources, event_times, verdicts, bounds, times, rows)
+    for source in range(nows.size):
+        first, stop = bounds[source], bounds[source + 1]
+        if not _is_sorted(times, first, stop):
+            _sort(times, rows, first, stop, spare_times, spare_rows, bucket_ends)
+        _cut_source(times, rows, first, stop, streams, receive_times, boundaries, rule, nows[source], seen, out)
+    return bounds[nows.size]
 
 
 @njit(types.void(_codes_in, _times_in, _times_out, _times_out), cache=True, nogil=True)
@@ -440,6 +399,19 @@ def read_clocks(sources: Codes, receive_times: Times, clocks: Times, readings: T
         source = sources[row]
         clocks[source] = max(clocks[source], receive_times[row])
         readings[row] = clocks[source]
+
+
+@njit
+def _after(times: Times, place: int, stop: int) -> int:
+    """Find the first place with a later time than this place, by halving."""
+    low, high = place, stop
+    while low < high:
+        middle = (low + high) // 2
+        if times[middle] > times[place]:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 @njit
@@ -480,7 +452,7 @@ def _leads(
         if cut < far and splits:
             leads[k] = cut
             if on_conflict == ISOLATE:
-                leads[k] = cut + np.searchsorted(times[cut:stop], times[cut], side="right")
+                leads[k] = _after(times, cut, stop)
         leads[k] = min(leads[k], boundary)
         if boundaries[k:after].any():
             boundary = k

@@ -178,7 +178,7 @@ def _sorted(values: Values, count: int) -> Values:
 @_internal
 def _period(ordered: Ints, double: int) -> tuple[float, int]:
     per_pulse = np.empty(ordered.size, np.float64)
-    count = 0
+    count = ZERO
     for difference in ordered:
         periods = (4 * difference + double) // (2 * double)
         if periods >= 1:
@@ -837,14 +837,13 @@ def _open_window(start: int, steps: int, known: Known, messages: WaitingMessages
     _admit_waiting(known, messages, out)
 
 
-@_internal
+@_inlined
 def _skip(steps: int, known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     """As `Assembly.skip`."""
     facts = known.facts
-    if facts[CUT_AT] == NEVER:
-        _open_window(facts[WINDOW_START] + steps * facts[LENGTH], steps, known, messages, out)
-    else:
-        _open_window(facts[CUT_AT], ZERO, known, messages, out)
+    is_cut = facts[CUT_AT] != NEVER
+    start = facts[CUT_AT] if is_cut else facts[WINDOW_START] + steps * facts[LENGTH]
+    _open_window(start, ZERO if is_cut else steps, known, messages, out)
 
 
 @_internal
