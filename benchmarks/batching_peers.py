@@ -5,14 +5,19 @@ duplicates, no window that a conflict cuts, no learning of rates. What they have
 end at a silence. Polars' sort of the same rows alone is measured too, since any batcher of shuffled rows sorts them.
 
 Bytewax gets messages one after the other, in order, as `BySource` does; ``uv pip install --group bench-peers`` installs
-it.
+it. The batcher of thin-edge.io has the rule of event time without sessions, in Rust, for one source: THIN_EDGE is the
+folder of its source code, and ``cargo`` builds it.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import duckdb
@@ -57,6 +62,10 @@ ROUNDS = 3
 IN_ORDER = 100_000
 CALL = 1_000
 """Messages that arrive one after the other, and how many of them a call brings."""
+
+
+THIN_EDGE_MESSAGES = 500_000
+THIN_EDGE_STREAMS = 5
 
 
 def rows_of(messages: int) -> pa.Table:
@@ -178,6 +187,57 @@ def measure_in_order() -> dict[str, float]:
     }
 
 
+def built_thin_edge(folder: str) -> Path:
+    """Build thin-edge's batcher without the actors around it."""
+    crate = Path(folder)
+    (crate / "src").mkdir()
+    for name in ("batch", "batchable", "batcher", "config"):
+        source = Path(os.environ["THIN_EDGE"]) / "crates/common/batcher/src" / f"{name}.rs"
+        (crate / f"src/{name}.rs").write_bytes(source.read_bytes())
+    (crate / "src/main.rs").write_bytes(Path(__file__).with_name("thin_edge.rs").read_bytes())
+    (crate / "Cargo.toml").write_text(
+        '[package]\nname = "peer"\nversion = "0.0.0"\nedition = "2021"\n[dependencies]\ntime = "0.3"\n'
+    )
+    subprocess.run(["cargo", "build", "--release"], cwd=crate, check=True)
+    return crate / "target/release/peer"
+
+
+def measure_thin_edge() -> dict[str, float]:
+    """Compare windows of one source, in order and without conflicts, for which both rules have the same result."""
+    places = np.arange(THIN_EDGE_MESSAGES)
+    streams, times = places % THIN_EDGE_STREAMS, BEGIN + places // THIN_EDGE_STREAMS * 2_000_000_000
+    times += streams * 60_000_000
+    rows = np.stack([streams, times, times + 1_000_000], axis=1)
+    numbers = rows.astype("<i8").tobytes()
+    table = pa.table(
+        {
+            "source": pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int32), ["press"]),
+            "stream": pa.DictionaryArray.from_arrays(streams.astype(np.int32), list("abcde")),
+            "event_time": times,
+            "receive_time": times + 1_000_000,
+        }
+    )
+    messages = [Message("press", "abcde"[stream], time, receive_time=now) for stream, time, now in rows.tolist()]
+
+    def one_source() -> int:
+        batcher = EventTimeBatcher("500ms", "400ms")
+        return len([batch for message in messages for batch in batcher.add(message)] + batcher.flush())
+
+    def columns() -> int:
+        return len(np.unique(assign_batches(table, window="500ms", max_delay="400ms").column("batch_start").to_numpy()))
+
+    with TemporaryDirectory() as folder:
+        peer = built_thin_edge(folder)
+
+        def thin_edge() -> int:
+            return len(subprocess.run([peer], input=numbers, stdout=subprocess.PIPE, check=True).stdout.split())
+
+        runs = {"waterclock": one_source, "waterclock_columns": columns, "thin_edge": thin_edge}
+        assert {run() for run in runs.values()} == {THIN_EDGE_MESSAGES // THIN_EDGE_STREAMS}
+        seconds = in_turns(runs, ROUNDS, lambda: sum(os.times()[:4]))
+    return {f"{name}_ns_per_message": round(taken / THIN_EDGE_MESSAGES * 1e9, 1) for name, taken in seconds.items()}
+
+
 def main() -> dict[str, Any]:
     figures: dict[str, Any] = {"sources": SOURCES, "streams": STREAMS, "gap": GAP, "messages": {}}
     for messages in SIZES:
@@ -188,6 +248,9 @@ def main() -> dict[str, Any]:
         print(f"{IN_ORDER:,} messages in order, one by one: {figures['in_order']}", flush=True)
     except MissingPeerError as error:
         print(f"without Bytewax: {error}", flush=True)
+    if "THIN_EDGE" in os.environ:
+        figures["thin_edge"] = measure_thin_edge()
+        print(f"{THIN_EDGE_MESSAGES:,} messages of one source: {figures['thin_edge']}", flush=True)
     print(f"wrote {write_results('batching_peers', figures, ('waterclock', 'numba', 'numpy', 'polars', 'duckdb'))}")
     return figures
 
