@@ -69,7 +69,9 @@ def outside_messages(
         times.setdefault(message.stream, set()).add(message.event_time)
     found: list[tuple[Message, int]] = []
     for message in messages:
-        time = aligned_time(message, offsets)
+        time = aligned_time(message, offsets) if offsets else message.event_time
+        if start <= time <= end:
+            continue
         distance = max(time - end, 0) or min(time - start, 0)
         if 2 * len(times[message.stream]) * abs(distance) > end - start:
             found.append((message, distance))
