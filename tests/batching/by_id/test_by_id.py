@@ -107,6 +107,20 @@ def test_early_closing_and_flush_batch_no_id_twice(messages: list[Message]) -> N
     assert sum(len(batch.messages) for batch in batches) + len(rejected) == len(messages)
 
 
+@pytest.mark.parametrize("restored", [False, True])
+def test_ids_that_were_open_or_complete_at_a_reset_are_not_batched_again(restored: bool) -> None:
+    batcher = IdBatcher("train", ["a", "b"], max_delay=10)
+    batches = [batch for each in (message(1), message(2), message(2, "b")) for batch in batcher.add(each)]
+    batches += batcher.reset()
+    assert [(batch.number, batch.reason) for batch in batches] == [(2, "complete"), (1, "flush")]
+    if restored:
+        batcher = IdBatcher.restore(batcher.state())
+    for each in (message(1, "b", -5), message(2, "a", -5), message(3, "a", -4)):
+        assert batcher.add(each) == []
+    assert [batch.number for batch in batcher.advance(100)] == [3]
+    assert [rejection.reason for rejection in batcher.take_rejected()] == ["late", "late"]
+
+
 def test_the_scenario_is_batched_as_it_says() -> None:
     scenario = IdScenario.read()
     batcher, batches = scenario.run()
