@@ -171,6 +171,10 @@ Caused by: java.lang.IllegalStateException: more
             "one of Spark's processes ended",
         ),
         (
+            "[STREAM_FAILED] Query [id = 1] terminated with exception: Broken pipe SQLSTATE: XXKST",
+            "Broken pipe SQLSTATE: XXKST; one of Spark's processes ended",
+        ),
+        (
             "[TASK_WRITE_FAILED] Task failed\n\tat x\nCaused by: java.lang.OutOfMemoryError: Java heap space\n\tat x",
             "(OutOfMemoryError: Java heap space); raise spark.driver.memory",
         ),

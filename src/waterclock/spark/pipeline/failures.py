@@ -52,7 +52,7 @@ _REMEDIES = (
         "another pipeline seems to run on the same checkpoint: run only one at a time",
     ),
     (
-        re.compile(r"terminated with exception:\s*(SQLSTATE|$)"),
+        re.compile(r"terminated with exception:\s*(SQLSTATE|Broken pipe|Connection reset|$)"),
         "one of Spark's processes ended, perhaps for lack of memory: start the pipeline again",
     ),
     (
