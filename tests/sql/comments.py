@@ -23,8 +23,6 @@ COMMENTS = {
     r":waterclock_now": "The computer's clock, ns; all who use the file are on this computer.",
     r"EXTRACT\(epoch FROM statement_timestamp|TIMESTAMPDIFF\(MICROSECOND": "The database's clock, ns.",
     # put
-    r"^WHERE orders\.seq = -1": "Deletes nothing, but takes the write lock, which a transaction of the caller's may"
-    " not have yet.",
     r"FROM sqlite_sequence": "The greatest id there ever was, of messages that were purged too.",
     r"^ON CONFLICT": "A message whose id is there already changes nothing.",
     r"FROM unnest\(%\(id\)b": "A list for each column: the text is the same for any number of messages.",

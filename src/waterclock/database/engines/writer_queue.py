@@ -12,6 +12,7 @@ that fails for that long during its turn continues without it: others may be abl
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -30,6 +31,9 @@ except ImportError:  # a system without such locks: then threads take turns, and
 LONGEST_WAIT = 2.0
 """Maximum seconds that a writer waits for its turn, or keeps it without success."""
 
+_LOOK_EVERY = 0.01
+"""Seconds between two attempts to open the file while it is missing, so that not every write makes one."""
+
 
 class WriterQueue:
     """The turns of the writers of one database file.
@@ -46,6 +50,7 @@ class WriterQueue:
         self._is_taken = False
         self._waiting: deque[threading.Lock] = deque()
         self._file: int | None = None
+        self._look_at = -math.inf
         _all.add(self)
 
     def begin_anew(self) -> None:
@@ -53,7 +58,7 @@ class WriterQueue:
         self._lock = threading.Lock()
         self._is_taken = False
         self._waiting = deque()
-        self._file = None  # already closed, with those of other turns
+        self._file, self._look_at = None, -math.inf  # already closed, with those of other turns
 
     @contextmanager
     def turn(self, seconds: float = LONGEST_WAIT, *, with_others: bool = False) -> Generator[float]:
@@ -114,7 +119,9 @@ class WriterQueue:
         """Lock the file of turns; return None if it is missing, or takes too long."""
         if fcntl is None:
             return None
-        if self._file is None:
+        now = moments.monotonic()
+        if self._file is None and (make or now >= self._look_at):
+            self._look_at = now + _LOOK_EVERY
             with suppress(OSError):  # it does not exist yet, or its folder is read-only
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
                 _opened.add(self._file)
@@ -136,7 +143,7 @@ class WriterQueue:
         with self._lock:
             if not self._is_taken and self._file is not None:
                 _close(self._file)
-                self._file = None
+                self._file, self._look_at = None, -math.inf
 
 
 def _close(file: int) -> None:

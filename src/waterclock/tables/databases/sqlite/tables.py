@@ -11,6 +11,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import DDL
 
 from waterclock.database.backend import Backend
+from waterclock.database.driver_fast_path import DirectConnection
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
@@ -190,8 +191,9 @@ class SqliteTables(ClaimsInSteps, TableDialect):
 
         Raises `InvalidArgumentError` if a caller's own id has used up the numbers.
         """
-        # Changes nothing, but takes the write lock, which a caller's transaction may not have yet.
-        connection.execute(_locking(rows))
+        if not isinstance(connection, DirectConnection):
+            # Changes nothing, but takes the write lock, which a caller's transaction may not have yet.
+            connection.execute(_locking(rows))
         found = connection.execute(_greatest_id(rows), {"above": above}).one()
         greatest: int = found.greatest
         if greatest + count > _GREATEST_ID:
