@@ -251,8 +251,14 @@ message_keys = sa.Table(
     ),
     # Not from table_id on: a planner that believes the catalogue empty, as it was when analyzed, would think such an
     # index as good as the key, and would read all rows of the table for one.
-    sa.Index("waterclock_message_keys_turn_idx", "is_due", "table_id", "level", "turn"),
-    sa.Index("waterclock_message_keys_due_idx", "is_due", "table_id", "due_at"),
+    # Each of some rows: a planner that believes there are few would take either index for both searches.
+    *(
+        sa.Index(f"waterclock_message_keys_{name}_idx", *columns, postgresql_where=which, sqlite_where=which)
+        for name, which, columns in (
+            ("turn", sa.text("is_due = 1"), ("is_due", "table_id", "level", "turn")),
+            ("due", sa.text("is_due <> 1"), ("is_due", "table_id", "due_at")),
+        )
+    ),
 )
 """One row for each key and priority with unacked messages or a used rate: with `limit`, `rate` or `fair_by`."""
 

@@ -23,6 +23,10 @@ _IS_MOVED = """
 One that was acked before it was routed is behind the bound of searches for unrouted ones."""
 
 
+UNACKED_SQL = "COALESCE(time_acked, -1) = CAST(-1 AS BIGINT)"
+"""The condition `not_acked` on PostgreSQL: indexes of other messages do not answer it."""
+
+
 def index_of_unrouted(first: str = "", unacked: str = "time_acked IS NULL") -> str:
     """Return the statement for the partial index of unrouted messages, by key; ``first`` stands before the key."""
     return (
@@ -45,7 +49,13 @@ def column_of(key: str, column_type: str) -> str:
 
 
 def add_keys(
-    connection: sa.Connection, rows: sa.Table, source: KeySource, statements: Sequence[str], differs: str
+    connection: sa.Connection,
+    rows: sa.Table,
+    source: KeySource,
+    statements: Sequence[str],
+    *,
+    differs: str,
+    unacked: str,
 ) -> None:
     """Run statements that add the column, its indexes and its trigger.
 
@@ -53,6 +63,8 @@ def add_keys(
     ----------
     differs
         The condition that a changed message has another ``source``, by bytes, whatever the collation of that column.
+    unacked
+        The condition of unacked messages in the index of leased ones.
     """
     quote = connection.dialect.identifier_preparer.quote
     names = ("next", "key", "leased", "unrouted")
@@ -60,6 +72,7 @@ def add_keys(
         "table": quote(rows.name),
         "source": quote(source.column),
         "header": source.header or "",
+        "unacked": unacked,
         "is_moved": _IS_MOVED % {"differs": differs % {"source": quote(source.column)}},
         "moved": quote(f"{rows.name}_moved"),
         **{name: quote(f"{rows.name}_{name}_idx") for name in names},
@@ -74,6 +87,6 @@ INDEXES = (
     f"CREATE INDEX %(key)s ON %(table)s ({MESSAGE_KEY}, priority, time_next, seq) WHERE time_acked IS NULL",
     # By an expression, because a planner may think the index above as good, and would search all messages of a key.
     f"CREATE INDEX %(leased)s ON %(table)s (({MESSAGE_KEY} || ''), priority, time_next)"
-    " WHERE time_acked IS NULL AND claim_id IS NOT NULL",
+    " WHERE %(unacked)s AND claim_id IS NOT NULL",
 )
 """The indexes on databases that have partial ones, except that of unrouted messages."""

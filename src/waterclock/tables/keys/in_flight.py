@@ -72,6 +72,12 @@ def free_places(context: TableContext, keys: Collection[str], counted: Sequence[
     return InFlight(room, free, lapsed)
 
 
+def is_leased(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return the condition that a message is leased or its lease has lapsed, in the form of the index of these."""
+    rows = context.rows
+    return (not_acked(rows) & rows.c.claim_id.is_not(None)) if context.sql.is_bounded else is_out(rows)
+
+
 @built_once(maxsize=256)
 def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.CompoundSelect[Any, Any, Any, Any]:
     rows = context.rows
@@ -86,7 +92,7 @@ def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.Compoun
     known = sa.select(leased, lapsed).where(
         key == each.c.key,
         rows.c.priority == -each.c.level,
-        is_out(rows),
+        is_leased(context),
         ~context.sql.is_unrouted(rows),
         rows.c.time_next >= each.c.gap_to,
     )
@@ -97,7 +103,7 @@ def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.Compoun
         context.sql.any_of(key, "keys"),
         context.sql.is_unrouted(rows),
         not_acked(rows),
-        rows.c.claim_id.is_not(None),
+        sa.func.coalesce(rows.c.claim_id.is_not(None), sa.false()),
     )
     of_each = sa.select(each.c.key, (-each.c.level).label("priority"), counted.c.leased, counted.c.lapsed)
     return sa.union_all(of_each.select_from(each.join(counted, sa.true())), changed)
@@ -115,7 +121,7 @@ def has_claimable(
         return sa.true()
     rows = context.rows
     # Both in this form: SQLite does not use the index for a comparison with a column of texts.
-    its = [context.sql.leased_key(rows) == context.sql.few(key), is_out(rows)]
+    its = [context.sql.leased_key(rows) == context.sql.few(key), is_leased(context)]
     of_level = rows.c.priority == -level, rows.c.time_next >= message_keys.c.gap_to
     if context.sql.is_bounded:
         its += of_level

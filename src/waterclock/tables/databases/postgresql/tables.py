@@ -24,7 +24,7 @@ from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_late, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
-from waterclock.tables.databases.message_keys import INDEXES, column_of, index_of_unrouted
+from waterclock.tables.databases.message_keys import INDEXES, UNACKED_SQL, column_of, index_of_unrouted
 from waterclock.tables.databases.postgresql import adopting
 from waterclock.tables.databases.postgresql.bigints import Bigints
 from waterclock.tables.databases.postgresql.claiming import by_priority, claim_statement, first_late, is_late, key_is
@@ -116,7 +116,7 @@ _KEYS = [
         'DROP TRIGGER "~late" ON %(table)s',
         *INDEXES,
         # Not in the form of the other indexes, one of which a planner would search that believes few messages unacked.
-        index_of_unrouted(f"({SEQS_TOGETHER_SQL}), ", "COALESCE(time_acked, -1) = CAST(-1 AS BIGINT)"),
+        index_of_unrouted(f"({SEQS_TOGETHER_SQL}), ", UNACKED_SQL),
         f"""
         CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN

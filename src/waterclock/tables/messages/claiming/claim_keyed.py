@@ -16,7 +16,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
-from waterclock.tables.keys.in_flight import NO_KEY, InFlight, counting, free_places
+from waterclock.tables.keys.in_flight import NO_KEY, InFlight, counting, free_places, is_leased
 from waterclock.tables.keys.key_rates import KeyRates
 from waterclock.tables.keys.key_routing import route_keys
 from waterclock.tables.keys.key_rows import (
@@ -258,15 +258,17 @@ def _next_messages(
     key = context.sql.leased_key(rows) if of_lapsed else rows.c[MESSAGE_KEY]
     chosen = [] if where is None else [where]
     if of_lapsed:
-        chosen.append(rows.c.claim_id.is_not(None))
+        chosen.append(is_leased(context))
         chosen.append(rows.c.time_next >= sa.bindparam("lapsed_from", type_=sa.BigInteger))
-    elif context.options.limit is not None:
+    else:
+        chosen.append(rows.c.time_acked.is_(None))
+    if not of_lapsed and context.options.limit is not None:
         chosen.append((rows.c[MESSAGE_KEY] == NO_KEY) | rows.c.claim_id.is_(None))
     # Messages that other transactions have locked stay unacked, so the next search begins at the first of all.
     first = first_unacked(rows.alias("first")).correlate(None).scalar_subquery()
     return (
         sa.select(*columns_read(rows), first.label("first_at"), now)
-        .where(*of_place(rows, key), rows.c.time_acked.is_(None), is_from_low(rows), rows.c.time_next <= now, *chosen)
+        .where(*of_place(rows, key), is_from_low(rows), rows.c.time_next <= now, *chosen)
         .order_by(rows.c.time_next, rows.c.seq)
         .limit(sa.bindparam("count", type_=sa.Integer))
         .with_for_update(skip_locked=True)
