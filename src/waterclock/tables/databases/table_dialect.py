@@ -21,7 +21,7 @@ from waterclock.tables.databases.message_keys import UNACKED_SQL, add_keys
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import MESSAGE_KEY, PARTITIONED, IdItem
+from waterclock.tables.model.schema import MESSAGE_KEY, IdItem
 from waterclock.tables.model.values.key_names import KeySource
 
 KEPT = "kept"
@@ -114,7 +114,7 @@ class TableDialect(ABC):
     def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
         """Add the column of keys with its indexes and its trigger, in place of the index of due messages."""
         statements = self.key_statements[source.header is not None]
-        unacked = UNACKED_SQL if self.is_bounded and not rows.info.get(PARTITIONED) else "time_acked IS NULL"
+        unacked = UNACKED_SQL if self.is_bounded else "time_acked IS NULL"
         add_keys(connection, rows, source, statements, differs=self.source_differs, unacked=unacked)
 
     def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
