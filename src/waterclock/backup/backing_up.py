@@ -7,9 +7,9 @@ replacement.
 3. The manifest is written, which makes the backup complete.
 4. Files of an earlier backup in the folder are removed if the new backup does not have them.
 
-The folder holds the earlier backup until step 3 and this one afterwards, even if it is interrupted. After an error or
-Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup does. The source is only read:
-nothing there is held, marked or deleted.
+The folder holds the earlier backup until step 3, and the new one afterwards, even if the run is interrupted. After an
+error or Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup does. The source is only
+read: nothing there is held, marked or deleted.
 """
 
 from __future__ import annotations

@@ -147,7 +147,9 @@ def batch(
         id_of, max_delay = _checked("id_of", id_of, "id", "pulse_id"), _checked("max_delay", max_delay, "id")
     if into is not None:
         if svg is not None or limit is not None:
-            raise InvalidArgumentError("svg and limit need a run without into, which prints the batches")
+            raise InvalidArgumentError(
+                "svg and limit must be omitted with into, which puts the batches into a table instead of printing them"
+            )
         from waterclock.cli.gateway.batch_into import batch_into
 
         rules = {

@@ -172,7 +172,9 @@ def _found(database: Database, handlers: list[str], table: str | None) -> dict[M
         if name is None:
             raise InvalidArgumentError(f"without --table, handler must be {place}@TABLE, got {quoted(text)}")
         if name in found:
-            raise InvalidArgumentError(f"table must have one handler or functions by kind, got two for {quoted(name)}")
+            raise InvalidArgumentError(
+                f"table must have one handler or functions by kind, got two handlers for {quoted(name)}"
+            )
         found[name] = _imported(place)
     return {database.table(name): handler for name, handler in found.items()}
 

@@ -1,8 +1,9 @@
 """Deadlines for answers, so that a server that is silent behind an open connection blocks no thread forever.
 
 Each statement of ours has a deadline, the `timeout` of `waterclock.connect`. A thread with other duties, such as a
-heartbeat's, sets a deadline for everything it does while it holds a connection. When a deadline passes, the watch shuts
-the socket down: the waiting call fails as if the server had gone, and may be retried on another connection.
+heartbeat thread, sets a deadline for everything it does while it holds a connection. When a deadline passes, the thread
+that watches all deadlines shuts the socket down. The waiting call then fails as if the server had gone, and may be
+retried on another connection.
 """
 
 from __future__ import annotations

@@ -77,7 +77,10 @@ def run_crew(url: str, table: str, total: int, progress: Callable[[int], None]) 
                 worker.process.kill()
             worker.process.wait()
     if not held:
-        raise UnavailableError("the first worker took no messages in the second half, so it could not be killed midway")
+        raise UnavailableError(
+            "the first worker took no messages in the second half of the demo, so it could not be killed while it"
+            " held some"
+        )
     if crew[1].process.returncode != 0:
         raise UnavailableError("the second worker failed; its error is above")
     return CrewReport(acked, held, again)

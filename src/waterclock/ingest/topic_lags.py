@@ -1,4 +1,4 @@
-"""The lag of the event times of a topic's newest messages behind their receive times, by stream."""
+"""How far the event times of a topic's newest messages lag behind their receive times, by stream."""
 
 from __future__ import annotations
 

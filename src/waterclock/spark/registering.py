@@ -129,8 +129,8 @@ def portable_source() -> type[DataSource]:
                 os.environ["SPARK_HIDE_TRACEBACK"] = "1"
                 raise ImportError(
                     f"cannot use the format waterclock: {error} in {sys.executable} on {platform.node()}."
-                    " Install waterclock[spark] there, in the driver's version, or point PYSPARK_PYTHON to"
-                    " such a Python"
+                    " Install there the version of waterclock[spark] that the driver has, or point"
+                    " PYSPARK_PYTHON to a Python with that version"
                 ) from None
             return source(options)
 

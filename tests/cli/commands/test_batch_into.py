@@ -67,7 +67,7 @@ def test_people_read_a_line_and_pipes_get_no_data(filled: Shell) -> None:
             ("batch", "telemetry", *RULE, "--max-skew", "1s"),
             "into is missing: by=rate, follow, since, source and max_skew",
         ),
-        ((*FOLLOW, "--limit", "1"), "svg and limit need a run without into"),
+        ((*FOLLOW, "--limit", "1"), "svg and limit must be omitted with into"),
         ((*FOLLOW, "--by", "id", "--id-of", "train"), "window needs by='event_time', got 'id'"),
         ((*FOLLOW, "--stream", "a"), "stream needs by='id', got 'event_time'"),
         ((*FOLLOW, "--max-disorder", "1s"), "max_disorder needs by='rate', got 'event_time'"),

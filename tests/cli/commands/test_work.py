@@ -29,7 +29,7 @@ from waterclock.work.worker import Worker
         (["shop"], "must be MODULE:NAME, got 'shop'"),
         (["nowhere:handle"], "no module named 'nowhere'"),
         (["tests.work.shop:nothing"], "module 'tests.work.shop' has no attribute 'nothing'"),
-        (["tests.work.shop:handle", "tests.work.shop:hold"], "got two for 'orders'"),
+        (["tests.work.shop:handle", "tests.work.shop:hold"], "got two handlers for 'orders'"),
         (["tests.work.shop:handle", "--concurrency", "0"], "concurrency"),
         (["tests.work.shop:handle", "--recycle-after", "9"], "recycle_after must be omitted without processes, got 9"),
         (["tests.work.shop:handle", "--recycle-above", "9"], "recycle_above must be omitted without processes, got 9"),

@@ -1,4 +1,4 @@
-"""Batches many sources by id, piece by piece or in a replay: the columnar rule with a state between pieces."""
+"""Batches many sources by id, piece by piece or in a replay, and keeps the state from piece to piece."""
 
 from __future__ import annotations
 

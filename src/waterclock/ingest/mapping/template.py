@@ -54,7 +54,9 @@ class Template:
             pattern = ".*" if is_wide else "[^/]*"
             parts.append(pattern if name == "_" else f"(?P<{name}>{pattern})")
         if wide > 1:
-            raise InvalidArgumentError(f"template must have at most one field of several levels, got {quoted(text)}")
+            raise InvalidArgumentError(
+                f"template must have at most one field that matches several levels, got {quoted(text)}"
+            )
         return cls(text, re.compile("/".join(parts), re.DOTALL))
 
     @property

@@ -1,4 +1,4 @@
-"""Appends received messages: mapped ones, dead letters and evidence in one transaction, before any ack."""
+"""Appends received messages before any is acked: one transaction writes mapped messages, dead letters and evidence."""
 
 from __future__ import annotations
 

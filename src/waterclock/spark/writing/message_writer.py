@@ -1,6 +1,6 @@
 """Appends messages to a topic exactly once, even if Spark repeats tasks or micro-batches.
 
-Every task is a numbered producer of the topic. Its name identifies the writer and the partition, its numbers the
+Every task is a producer of the topic. Its name identifies the writer and the partition, and its numbers identify the
 micro-batch and the row. The topic recognizes an append that it already has. For that, rows are sorted first, because a
 retry may deliver them in another order.
 """

@@ -353,7 +353,7 @@ class RateAwareColumns:
             )
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
             raise InvalidArgumentError(
-                f"calls must ascend from 0 to the number of messages, {len(times)}, got {quoted(bounds)}"
+                f"calls must ascend from 0 to {len(times)} (the number of messages), got {quoted(bounds)}"
             )
 
     def _aligned(self, codes: Ints, times: Ints, bounds: Ints, receive_times: npt.NDArray[Any] | None) -> Ints:

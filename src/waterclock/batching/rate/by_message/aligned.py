@@ -1,4 +1,4 @@
-"""Messages whose times are aligned to the receive clock while they are batched; batches hold them as they were sent."""
+"""Messages whose times are aligned to the receive clock for batching. Batches hold the messages as they were sent."""
 
 from __future__ import annotations
 

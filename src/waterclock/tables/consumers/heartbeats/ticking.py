@@ -1,4 +1,4 @@
-"""Puts the due messages of a table's schedules from the heartbeat's thread, even while all consumers are busy."""
+"""Puts the due messages of a table's schedules. The heartbeat thread does this, even while all consumers are busy."""
 
 from __future__ import annotations
 

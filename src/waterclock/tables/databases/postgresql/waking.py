@@ -3,7 +3,7 @@
 A NOTIFY takes a cluster-wide lock at commit, so notifying writers wait for each other. So they notify only if a
 consumer waits, which two advisory locks for each table show:
 
-- *waiting*: a consumer holds it shared while it waits, from one wait to the next, until it gets a message;
+- *waiting*: a consumer holds it shared from its first wait until it gets a message, also between waits;
 - *writing*: a transaction that wrote to the table without notifying holds it shared until it ends.
 
 A writer's trigger takes *writing*, and then tries to take *waiting* exclusively, and releases it at once. If it gets
@@ -15,12 +15,12 @@ is missed:
 
 - A writer notifies if it tries *waiting* after the consumer took it. The consumer already listens, so it is woken when
   the writer commits.
-- A writer that tried *waiting* before the consumer took it already held *writing*, and keeps it until it ends. The
-  consumer gets *writing* only then; and a commit is visible before its locks are released. So the consumer's check,
-  which comes later, sees it.
+- If a writer tried *waiting* before the consumer took it, the writer already held *writing*, and keeps it until its
+  transaction ends. The consumer gets *writing* only then. A commit is visible before its locks are released, so the
+  consumer's check, which comes later, sees it.
 - Writers hold *writing* shared, and consumers *waiting* shared, so writers do not block each other, nor do consumers.
-  Two that try the same lock at the same moment may both fail; then a writer notifies once too often, and a consumer
-  tries again.
+  Two processes that try the same lock at the same moment may both fail. Then a writer notifies once too often, and a
+  consumer tries again.
 - A savepoint that is rolled back releases *writing*, and its rows are gone as well.
 - PostgreSQL merges notifications of one transaction that have the same text.
 """
