@@ -76,6 +76,7 @@ LEFT_OUT = {
             "is_failing",
             "let_go",
             "need_no_notifications",
+            "was_due",
             "note_acked",
             "note_changes",
             "nudge",
