@@ -14,9 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.batching.rate.columns import NAMES, Described, described, described_columns, laid_out, received, run_class
 from tests.batching.rate.scenario import FOLDER, Scenario
-from tests.batching.rate.traffic import SECOND, T0, at, by_time, calls, frozen, message, options, pulses
+from tests.batching.rate.traffic import SECOND, T0, at, by_time, calls, frozen, message, options, pulses, uneven
 from tests.support.kernel_forms import in_form, interpreting
 
+from waterclock.batching.batch import Batch
 from waterclock.batching.rate.by_column.columns import RateAwareColumns
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.checksum import framed
@@ -298,3 +299,21 @@ def test_an_infinite_timeout_survives_the_state() -> None:
     columns = RateAwareColumns.restore(RateAwareColumns(["det"], timeout=math.inf).state())
     found = columns.add(np.zeros(3, np.int32), T0 + np.array([0, 1, 5 * SECOND]), np.arange(4))
     assert found.reasons == ("start",)
+
+
+@pytest.mark.parametrize("seed", [13, 20, 58])
+def test_setting_the_length_in_use_changes_no_batch(seed: int) -> None:
+    arrivals = uneven(seed)
+    batcher, columns = RateAwareBatcher(timeout="3s", clock=frozen), RateAwareColumns(NAMES, timeout="3s")
+    batches: list[Batch] = []
+    found: list[Described] = []
+    for call in arrivals:
+        batcher.set_batch_length("1s")
+        columns.set_batch_length("1s")
+        batches += batcher.add(call)
+        found += described_columns(columns.add(*laid_out([call], NAMES)))
+    found += described_columns(columns.add(*laid_out([], NAMES), flush=True))
+    expected = run_class(arrivals, {"timeout": "3s"})
+    numbers = {id(m): number for number, m in enumerate(m for call in arrivals for m in call)}
+    assert described([*batches, *batcher.flush()], numbers) == expected
+    assert found == expected

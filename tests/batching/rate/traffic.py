@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import strategies as st
 
 from waterclock.batching.batch import Batch
@@ -92,3 +94,19 @@ options = st.fixed_dictionaries(
         "boundaries": st.sampled_from([None, None, ("late",), ("log", "c")]),
     }
 )
+
+
+def uneven(seed: int) -> list[list[Message]]:
+    """Return calls of three streams with missing pulses, pauses and late messages, 40 s long."""
+    draw = random.Random(seed)  # noqa: S311  # data for a test
+    arrived: list[tuple[int, Message]] = []
+    for stream in "abc":
+        rate, first, last = draw.choice([1, 1.3, 2.5, 3, 5, 14]), draw.choice([0, 0, 10]), draw.choice([15, 40, 40])
+        pauses = [(begin, begin + draw.randrange(1, 9)) for begin in (draw.randrange(40), draw.randrange(40))]
+        for number in range(int(first * rate), int(last * rate)):
+            second = number / rate
+            if draw.random() >= 0.1 and not any(begin <= second < end for begin, end in pauses):
+                received = second + draw.choice([0, 0, draw.random() * 2])
+                arrived.append((round(received * SECOND), message(stream, T0 + round(second * SECOND))))
+    arrived.sort(key=lambda pair: pair[0])
+    return [[each for _, each in arrived[at : at + 3]] for at in range(0, len(arrived), 3)]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.batching.rate.placing.silence import before_and_after_the_silence
-from tests.batching.rate.traffic import SECOND, YEAR, calls, frozen, message, options
+from tests.batching.rate.traffic import SECOND, YEAR, calls, frozen, message, options, uneven
 from tests.spark.results import Results, facts, results_in_rows, results_of
 from tests.spark.streaming.arrivals import many, packed
 
@@ -210,3 +210,14 @@ def test_numbers_of_messages_do_not_matter_to_what_is_kept() -> None:
     last = stream.take(nothing(POSITIONED), flush=True)
     times = [facts(m)[1] for call in late_stream[1:] for m in call]
     assert np.array_equal(records(last["messages"][0].as_py(), last["count"][0].as_py())["event_time"], times)
+
+
+def test_setting_the_length_in_use_changes_no_batch() -> None:
+    arrivals = numbered(uneven(3))
+    plain, told = RateStream(PLAIN_OPTIONS), RateStream(PLAIN_OPTIONS)
+    for call in arrivals:
+        told.set_batch_length(SECOND)
+        arrived = many(call, random.Random(1))  # noqa: S311
+        told.take(arrived)
+        plain.take(arrived)
+        assert told.state() == plain.state()

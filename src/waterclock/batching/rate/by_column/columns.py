@@ -182,7 +182,8 @@ class RateAwareColumns:
         rule = RateRule.of(self.batch_length, self._factor, max_disorder=disorder).with_length(batch_length)
         begun = self._facts[kernel.BEGUN]
         columns = [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT] if begun else [kernel.LENGTH, kernel.TIMEOUT_NS]
-        self._facts[columns] = in_kernel(rule)
+        is_used = begun and rule.batch_length == self._facts[kernel.LENGTH]
+        self._facts[columns] = (0, 0) if is_used else in_kernel(rule)
 
     @property
     def kept(self) -> Ints:

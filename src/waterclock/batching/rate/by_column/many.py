@@ -235,7 +235,10 @@ class RateAwareMany:
         kernel = KERNEL.interpreted
         self._rule = rule
         begun = self.facts[:, kernel.BEGUN] != 0
-        self.facts[np.ix_(begun, [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT])] = in_kernel(rule)
+        differs = self.facts[:, kernel.LENGTH] != rule.batch_length
+        upcoming = [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT]
+        self.facts[np.ix_(begun & differs, upcoming)] = in_kernel(rule)
+        self.facts[np.ix_(begun & ~differs, upcoming)] = 0
         self.facts[np.ix_(~begun, [kernel.LENGTH, kernel.TIMEOUT_NS])] = in_kernel(rule)
 
     def take(self, wanted: Ints) -> npt.NDArray[np.intp]:

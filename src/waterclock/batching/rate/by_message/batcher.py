@@ -343,7 +343,7 @@ class RateAwareBatcher:
         return BatcherStats(source, mark, ahead, self.buffered, dict(self._outside.counts), self._clocks.estimates())
 
     def set_batch_length(self, batch_length: Duration) -> None:
-        """Change the length from the next window on; the timeout stays in proportion.
+        """Change the length from the next window on, if it differs; the timeout stays in proportion.
 
         Raises
         ------
@@ -353,7 +353,8 @@ class RateAwareBatcher:
         if self._assembly is None:
             self._rule = self._rule.with_length(batch_length)
         else:
-            self._assembly.pending = self._assembly.rule.with_length(batch_length)
+            used, rule = self._assembly.rule, self._assembly.rule.with_length(batch_length)
+            self._assembly.pending = None if rule.batch_length == used.batch_length else rule
 
     def processed(self, took: Duration, batch: Batch | None = None) -> int:
         """Report how long a batch took to process; if the length is adaptive, it follows from the next window on.
