@@ -124,6 +124,10 @@ Caused by: java.lang.IllegalStateException: more
             "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 0.",
             "another pipeline seems to run on the same",
         ),
+        (
+            "[STREAM_FAILED] Query terminated with exception: Multiple streaming queries are concurrently using /a.",
+            "another pipeline seems to run on the same",
+        ),
         (TRACE.format(error="waterclock.spark.pipeline.failures.PipelineError: no disk"), "no disk"),
         (TRACE.format(error="ZeroDivisionError: division by zero"), "ZeroDivisionError: division by zero"),
         (

@@ -48,7 +48,7 @@ _REMEDIES = (
         "a file of the checkpoint seems to be corrupt or missing: restore a copy of it, or start with a new checkpoint",
     ),
     (
-        re.compile(r"as destination already exists|CONCURRENT_STREAM_LOG_UPDATE"),
+        re.compile(r"as destination already exists|CONCURRENT_STREAM_LOG_UPDATE|queries are concurrently using"),
         "another pipeline seems to run on the same checkpoint: run only one at a time",
     ),
     (

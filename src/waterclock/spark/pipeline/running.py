@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Sequence
@@ -34,8 +35,8 @@ from waterclock.time import to_duration
 _LOOK_EVERY = 0.5
 _LOOK_AGAIN = 0.1
 
-_FILE_TAKEN = "CONCURRENT_STREAM_LOG_UPDATE"
-"""Spark's name of the error that a file of the checkpoint which the query would write already exists."""
+_FILE_TAKEN = re.compile(r"CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming queries are concurrently using")
+"""Spark's errors if a file of the checkpoint that the query would write already exists, before or during the write."""
 
 _MOST_COLLISIONS = 3
 """Collisions after which a run ends: an overtaken run causes at most two."""
@@ -214,7 +215,7 @@ class _RunningStream:
                 return bool(self.query.awaitTermination(seconds))  # pyright: ignore[reportArgumentType]  # it takes fractions
         except PySparkException as error:
             self._collisions += 1
-            if _FILE_TAKEN not in str(error) or self._collisions > _MOST_COLLISIONS:
+            if not _FILE_TAKEN.search(str(error)) or self._collisions > _MOST_COLLISIONS:
                 raise
             self.query = self._start()
             return False

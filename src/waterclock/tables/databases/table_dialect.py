@@ -35,6 +35,7 @@ LongKey = tuple[sa.Column[Any], sa.Column[Any], sa.Column[Any]]
 """The columns of a key: the table's id, and a name within the table."""
 
 _T = TypeVar("_T")
+FoundRows = TypeVar("FoundRows", bound=sa.Select[*tuple[Any, ...]])
 
 
 def pieces(items: Sequence[_T], size: int | None = None) -> Iterator[Sequence[_T]]:
@@ -165,8 +166,8 @@ class TableDialect(ABC):
         # index's.
         return rows.c.routed != sa.literal_column("1")
 
-    def by_unrouted_index(self, found: sa.Select[*tuple[Any, ...]], rows: sa.Table) -> sa.Select[*tuple[Any, ...]]:
-        """Return a search in a table with keys in a form that the index of unrouted messages answers."""
+    def by_unrouted_index(self, found: FoundRows, rows: sa.FromClause) -> FoundRows:
+        """Return a search for unrouted messages in a form that their index answers."""
         del rows
         return found
 

@@ -134,7 +134,7 @@ def first_names(context: TableContext, connection: sa.Connection, limit: int, mo
     # Routed messages have their group in the catalogue, too.
     routed = sa.select(groups.c.group_id.label("name")).where(context.sql.of_table(groups.c.table_id, context.table_id))
     name = group_of(rows)
-    new = sa.select(name.label("name")).where(*_unrouted(context))
+    new = context.sql.by_unrouted_index(sa.select(name.label("name")), rows).where(*_unrouted(context))
     if context.options.ungrouped == "free":
         new = new.where(name != UNGROUPED)
     if most_new is not None:

@@ -270,19 +270,16 @@ def _next_new(context: TableContext, rows: sa.FromClause) -> sa.Select[*tuple[An
     place = context.sql.routing_place(rows)
     is_acked = rows.c.time_acked.is_not(None)
     is_new = rows.c.position.is_(None) & ~is_acked
-    return (
-        sa.select(
-            rows.c.seq,
-            group_of(rows).label("group"),
-            is_new.label("is_new"),
-            is_acked.label("is_acked"),
-            place.label("place"),
-            rows.c.closes_group.label("closes"),
-        )
-        .where(unrouted_from(context, rows, "start"))
-        .order_by(place)
-        .limit(_ROUTED_AT_ONCE)
+    found = sa.select(
+        rows.c.seq,
+        group_of(rows).label("group"),
+        is_new.label("is_new"),
+        is_acked.label("is_acked"),
+        place.label("place"),
+        rows.c.closes_group.label("closes"),
     )
+    found = context.sql.by_unrouted_index(found, rows).where(unrouted_from(context, rows, "start"))
+    return found.order_by(place).limit(_ROUTED_AT_ONCE)
 
 
 def _add_groups(

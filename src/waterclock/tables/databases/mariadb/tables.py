@@ -20,7 +20,7 @@ from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.message_keys import column_of
-from waterclock.tables.databases.table_dialect import Key, TableDialect
+from waterclock.tables.databases.table_dialect import FoundRows, Key, TableDialect
 from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
@@ -127,9 +127,11 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         """Return it in a form that the index of all messages answers in order of seq."""
         return rows.c.routed == sa.literal_column("0")
 
-    def by_unrouted_index(self, found: sa.Select[*tuple[Any, ...]], rows: sa.Table) -> sa.Select[*tuple[Any, ...]]:
-        """Name the index: with statistics from before messages were routed, the server reads all unacked ones."""
-        return found.with_hint(rows, f"FORCE INDEX (`{rows.name}_unrouted_idx`)")
+    def by_unrouted_index(self, found: FoundRows, rows: sa.FromClause) -> FoundRows:
+        """Name the index: with statistics from before messages were put or routed, the server reads all of them."""
+        table = rows.element if isinstance(rows, sa.Alias) else rows
+        assert isinstance(table, sa.Table)  # noqa: S101  # of messages
+        return found.with_hint(rows, f"FORCE INDEX (`{table.name}_unrouted_idx`)")
 
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Create the indexes and triggers of an existing SQL table."""

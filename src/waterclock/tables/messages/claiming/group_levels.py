@@ -248,7 +248,8 @@ def looking(
     # In index order; otherwise a planner scans the table if few of its messages are unrouted.
     is_new = unrouted_from(context, rows, "start")
     place = context.sql.routing_place(rows)
-    new = sa.select(rows.c.seq, place.label("place")).where(is_new).order_by(place).limit(1).cte("new")
+    first = context.sql.by_unrouted_index(sa.select(rows.c.seq, place.label("place")), rows)
+    new = first.where(is_new).order_by(place).limit(1).cte("new")
     # Not as a maximum, for which a planner that believes the table empty would scan it.
     last = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
     if context.sql.unacked_apart and rows.info.get(PARTITIONED):
@@ -335,7 +336,7 @@ def _next_group_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
         of_consumers = [one.label(name) for name, one in found.items()]
     return sa.select(
         context.backend.now_sql().label("now"),
-        sa.select(rows.c.seq)
+        context.sql.by_unrouted_index(sa.select(rows.c.seq), rows)
         .where(unrouted_from(context, rows, "start"))
         .order_by(context.sql.routing_place(rows))
         .limit(1)
