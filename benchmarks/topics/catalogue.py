@@ -19,10 +19,10 @@ import sqlalchemy as sa
 from benchmarks.measure import in_turns, write_results
 from benchmarks.servers import SCRATCH, databases
 from benchmarks.topics.append import BEGIN
-from benchmarks.topics.find import LEDGER_MESSAGES, SPACING, write_file
+from benchmarks.topics.find import LEDGER_MESSAGES, SPACING, sealed_row, write_file
 from waterclock.connection import Database
 from waterclock.database.backend import Backend
-from waterclock.database.schema.topic_catalogue import BOUNDED, TIMES, ledgers, topics
+from waterclock.database.schema.topic_catalogue import BOUNDED, ledgers, topics
 from waterclock.message import Position
 from waterclock.topics.catalogue import running_max
 from waterclock.topics.format.row_groups import row_groups_from_json, row_groups_to_json
@@ -55,16 +55,7 @@ def rows(topic: Topic, count: int, *, wild: bool) -> Iterable[dict[str, Any]]:
         peak = {at: max(peak[at], end[at]) for at in BOUNDED}
         yield {
             **written,
-            "topic_id": topic.storage.topic_id,
-            "ledger": number,
-            "state": "sealed",
-            "entries": 1,
-            "messages": LEDGER_MESSAGES,
-            "first_ordinal": number * LEDGER_MESSAGES,
-            "opened_at": last,
-            "closed_at": last,
-            "sealed_at": last,
-            **{f"begin_{at}": first for at in TIMES},
+            **sealed_row(topic, number, first, last),
             **{f"end_{at}": value for at, value in end.items()},
             **{f"peak_{at}": value for at, value in peak.items()},
             "path": f"catalogue-{topic.storage.topic_id}/{number:010d}.parquet",

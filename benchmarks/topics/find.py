@@ -79,6 +79,22 @@ def write_file(topic: Topic, number: int) -> dict[str, Any]:
     return {"path": path, "file_bytes": size, "row_groups": row_groups_to_json(groups), "footer": footer}
 
 
+def sealed_row(topic: Topic, number: int, first: int, last: int) -> dict[str, Any]:
+    """Give what the rows of all sealed ledgers have in common; ``first`` and ``last`` are times, ns."""
+    return {
+        "topic_id": topic.storage.topic_id,
+        "ledger": number,
+        "state": "sealed",
+        "entries": 1,
+        "messages": LEDGER_MESSAGES,
+        "first_ordinal": number * LEDGER_MESSAGES,
+        "opened_at": last,
+        "closed_at": last,
+        "sealed_at": last,
+        **{f"begin_{at}": first for at in TIMES},
+    }
+
+
 def catalogue_rows(topic: Topic, count: int, with_files: set[int]) -> Iterable[dict[str, Any]]:
     template = write_file(topic, 0)
     for number in range(count):
@@ -86,17 +102,8 @@ def catalogue_rows(topic: Topic, count: int, with_files: set[int]) -> Iterable[d
         last = first + (LEDGER_MESSAGES - 1) * SPACING
         file = write_file(topic, number) if number in with_files else template
         yield {
-            "topic_id": topic.storage.topic_id,
-            "ledger": number,
-            "state": "sealed",
-            "entries": 1,
-            "messages": LEDGER_MESSAGES,
+            **sealed_row(topic, number, first, last),
             "bytes": 20_000,
-            "first_ordinal": number * LEDGER_MESSAGES,
-            "opened_at": last,
-            "closed_at": last,
-            "sealed_at": last,
-            **{f"begin_{at}": first for at in TIMES},
             **{f"{kind}_{at}": last for kind in ("end", "peak") for at in BOUNDED},
             **file,
         }

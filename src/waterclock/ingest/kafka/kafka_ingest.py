@@ -114,7 +114,7 @@ class KafkaIngest:
 
         Raises `NotFoundError` if a Kafka topic does not exist at the start. Raises `ClusterRefusedError` if the cluster
         refuses this client, or all partitions are stopped. Raises `PartitionTakenError` if another process has taken a
-        partition, and there is no group. Raises `WaterclockError` if the database refuses an append permanently.
+        partition, and no group is set. Raises `WaterclockError` if the database refuses an append permanently.
         """
         consumer = open_consumer(self._plan.cluster, self._errors.append)
         self._partitions = OpenPartitions(self._backend, self._plan, self._topics, consumer, self._alignment, self._say)

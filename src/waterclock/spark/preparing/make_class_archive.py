@@ -17,7 +17,7 @@ def make_class_archive() -> Path:
 
     For a process of its own: it starts a session and ends it.
 
-    Raises `UnavailableError` if there is no Java, it writes no archive, or there is no place for one.
+    Raises `UnavailableError` if Java is missing or writes no archive, or no folder can hold the archive.
     """
     return build(find_java(), run_and_dump)
 
