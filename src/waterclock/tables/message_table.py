@@ -31,8 +31,8 @@ from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.delivery_handle import delivery_of
 from waterclock.tables.consumers.extending_together import extend_together
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
+from waterclock.tables.consumers.nacking_together import give_back, nack_all, retry_delayed, retry_ids
 from waterclock.tables.consumers.receiving import Request, Watched, receive, receive_waiting
-from waterclock.tables.consumers.retrying import give_back, nack_all, retry_delayed, retry_ids
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.groups.group_state import settle_exhausted
 from waterclock.tables.message_groups import MessageGroups

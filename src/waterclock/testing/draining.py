@@ -146,7 +146,7 @@ def _take(
     context: TableContext, callers: CallerConnections, lend: _Lend, where: sa.ColumnElement[bool] | None
 ) -> Delivery | None:
     while True:
-        wanted = Wanted(1, CONSUMER, secrets.randbits(63), context.backoff, where)
+        wanted = Wanted(1, CONSUMER, secrets.randbits(63), context.lease_length, where)
         with lend() as own:
             claimed = claim_within(context, own, wanted)
             if not claimed:

@@ -54,7 +54,7 @@ def running(deliveries: TableSubscription) -> Generator[list[str]]:
 def claim(table: MessageTable, then: Callable[[], object]) -> None:
     """Claim one message for a consumer, and do something before the claim is committed."""
     context = table._context
-    wanted = Wanted(1, "x", 17, context.options.backoff)
+    wanted = Wanted(1, "x", 17, context.options.lease_length)
 
     def work(own: sa.Connection) -> None:
         if claim_within(context, own, wanted):  # else it is the second try, and another consumer has the message

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from waterclock.connection import Database
-from waterclock.tables.model.timing.backoff import LONGEST_GIVEN
+from waterclock.tables.model.timing.lease_length import LONGEST_GIVEN
 from waterclock.time import MAX_NS, MIN_NS
 
 

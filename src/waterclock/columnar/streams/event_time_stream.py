@@ -22,7 +22,7 @@ from waterclock.columnar.streams import watermarks
 from waterclock.columnar.streams.event_time_rows import outcome_rows
 from waterclock.columnar.streams.judged_rows import begins
 from waterclock.columnar.streams.outcome_rows import no_outcomes
-from waterclock.columnar.streams.stream_state import refuse_options, state_parts
+from waterclock.columnar.streams.state_encoding import refuse_options, state_parts
 from waterclock.columnar.streams.waiting_chunks import ChunkStore, WaitingChunks
 from waterclock.errors import DamagedError
 from waterclock.time import MAX_NS, MIN_NS

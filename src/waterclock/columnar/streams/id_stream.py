@@ -24,7 +24,7 @@ from waterclock.columnar.streams.judged_rows import BatchFacts, begins, judged_r
 from waterclock.columnar.streams.outcome_rows import REASONS as CLOSE_REASONS
 from waterclock.columnar.streams.outcome_rows import no_outcomes
 from waterclock.columnar.streams.slices import slices
-from waterclock.columnar.streams.stream_state import refuse_options, state_parts
+from waterclock.columnar.streams.state_encoding import refuse_options, state_parts
 from waterclock.errors import DamagedError
 from waterclock.time import MAX_NS, MIN_NS
 

@@ -31,7 +31,7 @@ from waterclock.columnar.streams.outcome_rows import OUTCOMES, REASONS, batch_st
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.slices import slices
 from waterclock.columnar.streams.source_sessions import SourceSessions
-from waterclock.columnar.streams.stream_state import refuse_options, state_parts
+from waterclock.columnar.streams.state_encoding import refuse_options, state_parts
 from waterclock.columnar.streams.watermarks import promised, watermark_after
 from waterclock.errors import DamagedError, InvalidArgumentError, OutsideWindowWarning
 from waterclock.time import MAX_NS, MIN_NS

@@ -27,7 +27,7 @@ from waterclock.columnar.streams.id_stream import IdStream
 from waterclock.columnar.streams.outcome_rows import CELL_SCHEMA, OUTCOMES_SCHEMA, expand, outcome_cells
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.rate_stream import RateStream
-from waterclock.columnar.streams.stream_state import REMEDY
+from waterclock.columnar.streams.state_encoding import REMEDY
 from waterclock.columnar.streams.watermarks import NS_PER_MS
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.runtime.workers import freeze_imports, freezing_imports

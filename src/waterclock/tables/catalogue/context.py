@@ -21,8 +21,8 @@ from waterclock.tables.model.claims.turns import KeyTurns
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.purge_place import PurgePlace
 from waterclock.tables.model.schema import PARTITIONED, not_acked
-from waterclock.tables.model.timing.backoff import Backoff
 from waterclock.tables.model.timing.cron import Ticks
+from waterclock.tables.model.timing.lease_length import LeaseLength
 from waterclock.tables.model.timing.sweeps import Sweeps
 
 _DIALECTS: dict[str, TableDialect] = {
@@ -77,8 +77,8 @@ class TableContext:
         When its schedules must be checked.
     drawn_ids
         Ids drawn ahead for messages that are put through it.
-    backoff
-        The back-off of its options.
+    lease_length
+        The length of leases by its options.
     dead
         Its dead-letter table; None if it has none.
     """
@@ -104,12 +104,12 @@ class TableContext:
     ticks: Ticks = field(default_factory=Ticks)
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)
     dead: TableContext | None = None
-    backoff: Backoff = field(init=False)
+    lease_length: LeaseLength = field(init=False)
     _facts: tuple[object, ...] = field(init=False)
     _hash: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "backoff", self.options.backoff)
+        object.__setattr__(self, "lease_length", self.options.lease_length)
         # Compared by identity: SQLAlchemy's objects have no other equality, and equal ones share one object.
         shared = id(self.rows), id(self.sql), id(self.backend.now_sql()), id(alike(self.backend.engine.dialect))
         object.__setattr__(self, "_facts", (*shared, self.table_id, self.options.to_json(), self.dead))

@@ -16,7 +16,7 @@ from waterclock.tables.messages.finishing.acking import is_of_one_claim
 from waterclock.tables.messages.putting.putting import check_id
 from waterclock.tables.messages.rows import locking
 from waterclock.tables.messages.rows.process_heartbeat import note_acked
-from waterclock.tables.model.claims.leased import Acked, Leased
+from waterclock.tables.model.claims.leased_message import Acked, Leased
 
 
 def ack_together(context: TableContext, callers: CallerConnections, given: Sequence[Any], connection: Any) -> int:

@@ -29,7 +29,7 @@ from waterclock.tables.messages.rows.process_heartbeat import changing
 from waterclock.tables.model.attempts import Attempt, AttemptOutcome, Failure, read_attempts, truncated, with_attempt
 from waterclock.tables.model.claims.claim import Claimed
 from waterclock.tables.model.claims.epochs import MOST_COUNTED
-from waterclock.tables.model.claims.leased import Held, Leased
+from waterclock.tables.model.claims.leased_message import Held, Leased
 from waterclock.tables.model.progress import progress_text, read_progress
 from waterclock.tables.model.schema import user_column_names
 from waterclock.tables.model.values.texts import storable

@@ -11,7 +11,7 @@ from waterclock.tables.consumers.undecided import decide
 from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.messages.finishing.acking import run
 from waterclock.tables.messages.finishing.extending import extend_all, extend_rows
-from waterclock.tables.model.claims.leased import Held, Leased
+from waterclock.tables.model.claims.leased_message import Held, Leased
 
 
 def extend_together(context: TableContext, deliveries: Sequence[Delivery], duration: int) -> int:

@@ -178,7 +178,7 @@ def _take(
         fresh = nullcontext(Unanswered(secrets.randbits(63)))
         with numbered(context, of) if context.options.groups == "exclusive" else fresh as unanswered:
             by, began = unanswered.claim_id, moments.monotonic_ns()
-            wanted = Wanted(most, of, by, context.backoff, where, order, request.max_groups, unanswered)
+            wanted = Wanted(most, of, by, context.lease_length, where, order, request.max_groups, unanswered)
             if moments.monotonic_ns() >= context.sweeps.due_at:  # even if there are always messages to claim
                 heal(context)
             try:
@@ -232,7 +232,7 @@ def hand_over(
 
 @built_once(maxsize=256)
 def _first_beat(context: TableContext) -> int:
-    return beat_after(context.backoff.first)
+    return beat_after(context.lease_length.shortest)
 
 
 @built_once(maxsize=256)

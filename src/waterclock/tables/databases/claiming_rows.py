@@ -228,9 +228,10 @@ class ClaimsInSteps(ABC):
             return []
         claimed: list[Claimed] = []
         ends: list[tuple[int, int]] = []
+        lease = wanted.lease_length
         for row in found:
-            wait = wanted.backoff.wait(row.epoch, random.uniform(-1, 1)) if row.epoch else wanted.backoff.first  # noqa: S311  # no secret
-            until = row[-1] + wait
+            length = lease.of(row.epoch, random.uniform(-1, 1)) if row.epoch else lease.shortest  # noqa: S311  # no secret
+            until = row[-1] + length
             claimed.append(Claimed(row, until, row.expires_at is not None and row.expires_at <= row[-1]))
             ends.append((row.seq, until))
         self.take(connection, rows, wanted, ends)

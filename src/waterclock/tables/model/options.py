@@ -12,7 +12,8 @@ from waterclock._support.quoting import quoted, unknown_name
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.tables.model.attempts import MOST_KEPT
 from waterclock.tables.model.keyspace import WHOLE, KeyRange
-from waterclock.tables.model.timing.backoff import LONGEST_GIVEN, Backoff
+from waterclock.tables.model.timing.backoff import Backoff
+from waterclock.tables.model.timing.lease_length import LONGEST_GIVEN, LeaseLength
 from waterclock.tables.model.timing.rate import Rate
 from waterclock.tables.model.values.key_names import LONGEST_KEY, check_key_name
 from waterclock.time import Duration, to_duration
@@ -293,7 +294,12 @@ class TableOptions:
 
     @property
     def backoff(self) -> Backoff:
-        return Backoff(self.ack_wait, self.min_backoff, self.max_backoff, self.jitter)
+        base = self.ack_wait if self.min_backoff is None else self.min_backoff
+        return Backoff(base, self.max_backoff, self.jitter)
+
+    @property
+    def lease_length(self) -> LeaseLength:
+        return LeaseLength(0 if self.min_backoff is None else self.ack_wait, self.backoff)
 
     def changed(self, changes: OptionChanges) -> TableOptions:
         """Return the options with some of them changed, validated again."""

@@ -27,7 +27,13 @@ from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.message_keys import INDEXES, UNACKED_SQL, column_of, index_of_unrouted
 from waterclock.tables.databases.postgresql import adopting
 from waterclock.tables.databases.postgresql.bigints import Bigints
-from waterclock.tables.databases.postgresql.claiming import by_priority, claim_statement, first_late, is_late, key_is
+from waterclock.tables.databases.postgresql.claiming_without_groups import (
+    by_priority,
+    claim_statement,
+    first_late,
+    is_late,
+    key_is,
+)
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
 from waterclock.tables.databases.postgresql.listening_connection import CHANNEL
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
@@ -461,7 +467,7 @@ class PostgresqlTables(TableDialect):
     ) -> list[Claimed]:
         """Claim messages in one statement."""
         found = connection.execute(
-            claim_statement(rows, now, wanted.backoff, wanted.where, wanted.order),
+            claim_statement(rows, now, wanted.lease_length, wanted.where, wanted.order),
             {
                 "known": list(begin),
                 "lows": list(begin.values()),

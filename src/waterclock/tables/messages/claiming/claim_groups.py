@@ -145,8 +145,8 @@ class GroupClaim(ABC):
                 bury(context, connection, exhausted, exhausted_reason(context))
             if exhausted:
                 found = [row for row in found if row.seq not in exhausted]
-        wait = wanted.backoff.wait
-        claimed = [Claimed(row, self._now + wait(row.epoch or 0, random.uniform(-1, 1))) for row in found]  # noqa: S311  # no secret
+        length = wanted.lease_length.of
+        claimed = [Claimed(row, self._now + length(row.epoch or 0, random.uniform(-1, 1))) for row in found]  # noqa: S311  # no secret
         if claimed:
             mark = {"by": wanted.claim_id, "who": wanted.consumer}
             values = [{"of": one.row.seq, "until": one.lease_until, **mark} for one in claimed]
@@ -268,12 +268,12 @@ class GroupClaim(ABC):
         return chosen
 
     def _lease_end(self, members: list[_Row]) -> int:
-        # The longest delay of those that go out together.
+        # The longest lease of those that go out together.
         sent = 0
         for row in members:
             sent = max(sent, row.epoch or 0)
-        backoff = self._context.backoff
-        return self._now + (backoff.wait(sent, self._swing) if sent else backoff.first)
+        lease_length = self._context.lease_length
+        return self._now + (lease_length.of(sent, self._swing) if sent else lease_length.shortest)
 
     def _out_values(self, members: Iterable[_Row], until: int) -> dict[str, Any]:
         """Return the parameters of `leave_out`."""

@@ -216,9 +216,10 @@ class _KeyedClaim:
         """Claim messages; return the ends of their leases by seq, ns."""
         wanted = self._wanted
         ends: dict[int, int] = {}
+        lease = wanted.lease_length
         for row in rows:
-            wait = wanted.backoff.wait(row.epoch, random.uniform(-1, 1)) if row.epoch else wanted.backoff.first  # noqa: S311  # no secret
-            until = row[-1] + wait
+            length = lease.of(row.epoch, random.uniform(-1, 1)) if row.epoch else lease.shortest  # noqa: S311  # no secret
+            until = row[-1] + length
             self.claimed.append(Claimed(row, until, _has_expired(row)))
             ends[row.seq] = until
         if ends:

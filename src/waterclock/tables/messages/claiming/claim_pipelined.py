@@ -336,7 +336,7 @@ def _giving_out(context: TableContext) -> sa.Update:
     )
     sent = sa.func.max(sa.func.coalesce(first.c.epoch, 0)).over(partition_by=first.c.nth)
     # No shorter than the leases of those already leased, so that none returns while an earlier one is leased.
-    until = sa.func.greatest(now + _wait(context, sent), first.c.out_until, type_=sa.BigInteger)
+    until = sa.func.greatest(now + _lease_length(context, sent), first.c.out_until, type_=sa.BigInteger)
     found = sa.select(first, until.label("until")).cte("found").prefix_with("MATERIALIZED")
     its_first = [sa.func.min(found.c.position).label("first")] if context.options.groups == "exclusive" else []
     ends = (
@@ -422,7 +422,7 @@ def _noting(context: TableContext, ends: sa.CTE) -> dict[str, sa.Update]:
     }
 
 
-def _wait(context: TableContext, sent: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-    shortest, longest = context.backoff.wait_bounds
-    wait = context.backoff.wait_sql(sent, sa.bindparam("swing", type_=sa.Double))
-    return sa.func.least(sa.func.greatest(wait, shortest), longest, type_=sa.BigInteger)
+def _lease_length(context: TableContext, sent: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    shortest, longest = context.lease_length.bounds
+    length = context.lease_length.sql(sent, sa.bindparam("swing", type_=sa.Double))
+    return sa.func.least(sa.func.greatest(length, shortest), longest, type_=sa.BigInteger)

@@ -69,7 +69,7 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     if cursor:
         marks.look_back()
     if cursor and (claimed or not is_idle(context)):
-        rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.claim_id, wanted.backoff)
+        rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.claim_id, wanted.lease_length)
         found = _claim_rows(context, rest, bounds)
         # If this process was suspended between the two, the second claim may have taken the first one's messages again.
         again = {one.row.seq for one in found}

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from waterclock._support import moments
 from waterclock.tables.model.claims.bounds import GroupBounds, ProvenBound, SavedBounds
-from waterclock.tables.model.timing.backoff import Backoff
+from waterclock.tables.model.timing.lease_length import LeaseLength
 from waterclock.time import MIN_NS
 
 FIRST_SEQ, LAST_SEQ = -(2**63), 2**63 - 1
@@ -70,7 +70,7 @@ class Wanted:
     limit: int  # maximum count
     consumer: str | None  # name of the consumer
     claim_id: int  # a unique number, which fences the acks
-    backoff: Backoff  # the back-off that decides when the messages are sent again
+    lease_length: LeaseLength  # how long the messages are leased
     where: sa.ColumnElement[bool] | None = None  # a selection; None: all
     order: tuple[sa.ColumnElement[Any], ...] = ()  # the order, instead of priority and due time
     max_groups: int | None = None  # maximum number of exclusive groups of the consumer; None: any number

@@ -19,7 +19,7 @@ from waterclock.tables.databases.claiming_rows import (
 from waterclock.tables.databases.postgresql.bigints import Bigints
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
-from waterclock.tables.model.timing.backoff import Backoff
+from waterclock.tables.model.timing.lease_length import LeaseLength
 
 # As text, because PostgreSQL parses the number before its sign, and its absolute value exceeds bigint.
 FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInteger)
@@ -65,7 +65,7 @@ def key_is(key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElemen
 def claim_statement(
     rows: sa.Table,
     now: sa.ColumnElement[int],
-    backoff: Backoff,
+    lease_length: LeaseLength,
     where: sa.ColumnElement[bool] | None,
     order: tuple[sa.ColumnElement[Any], ...],
 ) -> sa.Update:
@@ -78,8 +78,8 @@ def claim_statement(
     found = (_in_order if order else _level_by_level)(rows, now, where, order).cte("found").prefix_with("MATERIALIZED")
     epoch = sa.func.coalesce(found.c.epoch, 0)
     swing = 2 * sa.func.random(type_=sa.Float) - 1
-    shortest, longest = backoff.wait_bounds
-    wait = sa.func.least(sa.func.greatest(backoff.wait_sql(epoch, swing), shortest), longest, type_=sa.BigInteger)
+    shortest, longest = lease_length.bounds
+    length = sa.func.least(sa.func.greatest(lease_length.sql(epoch, swing), shortest), longest, type_=sa.BigInteger)
     before = [found.c[column.name] if column.name in _BEFORE else column for column in columns_read(rows)]
     expired = rows.c.expires_at <= now
     ours = key_is(rows.c.seq, found.c.seq)
@@ -89,7 +89,7 @@ def claim_statement(
         sa.update(rows)
         .where(ours)
         .values(
-            time_next=now + wait,
+            time_next=now + length,
             epoch=after_claim_sql(found.c.epoch),
             claim_id=sa.bindparam("by", type_=sa.BigInteger),
             consumer=sa.bindparam("who", type_=sa.Text),
