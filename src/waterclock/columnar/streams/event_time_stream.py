@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,21 +14,18 @@ from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.event_time.rule import ACCEPTED, LATE, UNDECIDED, EventTimeRule
 from waterclock.batching.event_time.runs import RunColumns
 from waterclock.batching.facts import count, each, flag, maybe, moment, read_as, whole
-from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, joined, many_from_cell, nothing
 from waterclock.columnar.records import POSITIONED
 from waterclock.columnar.streams import watermarks
 from waterclock.columnar.streams.event_time_rows import outcome_rows
 from waterclock.columnar.streams.judged_rows import begins
 from waterclock.columnar.streams.outcome_rows import no_outcomes
-from waterclock.columnar.streams.state_encoding import refuse_options, state_parts
+from waterclock.columnar.streams.state_encoding import StateEncoding, refuse_options
 from waterclock.columnar.streams.waiting_chunks import ChunkStore, WaitingChunks
 from waterclock.errors import DamagedError
 from waterclock.time import MAX_NS, MIN_NS
 
-_VERSION = 3
-_FORM = b"WCS1"
-_NAME = "the state of batching by event time"
+_ENCODING = StateEncoding(b"WCS1", "the state of batching by event time", version=3)
 _CLOCK = np.dtype("<i8")
 
 
@@ -156,10 +152,10 @@ class EventTimeStream:
 
     def state(self) -> bytes:
         """Encode the whole state, including options, for `restore`."""
-        facts = [_VERSION, list(self._rule), self._record == POSITIONED, self._waiting.facts(), self._first_end]
+        facts = [list(self._rule), self._record == POSITIONED, self._waiting.facts(), self._first_end]
         clocks = self._clocks.astype(_CLOCK).tobytes()
-        line = json.dumps([*facts, len(clocks), self._runs.to_list() if self._rule.boundaries else None]).encode()
-        return framed(_FORM, line, b"\n", clocks, self._kept.to_cell())
+        runs = self._runs.to_list() if self._rule.boundaries else None
+        return _ENCODING.encode([*facts, len(clocks), runs], clocks, self._kept.to_cell())
 
     @classmethod
     def restore(
@@ -171,8 +167,8 @@ class EventTimeStream:
         version. Raises `InvalidArgumentError` if it was written with other options: two rules would cut the open
         windows.
         """
-        facts, rest = state_parts(_FORM, state, _NAME, _VERSION)
-        with read_as(_NAME):
+        facts, rest = _ENCODING.decode(state)
+        with read_as(_ENCODING.name):
             options, positioned, waiting, first_end, length, runs = facts
             first_end = maybe(first_end, whole)
             *lengths, boundaries = options
@@ -184,12 +180,12 @@ class EventTimeStream:
         restored = cls(rule, record, store=store)
         restored._waiting = waiting
         if length % _CLOCK.itemsize or length > len(rest):
-            raise DamagedError(f"{_NAME} is corrupt: {length} bytes do not hold clocks")
+            raise DamagedError(f"{_ENCODING.name} is corrupt: {length} bytes do not hold clocks")
         restored._clocks = np.frombuffer(rest[:length], _CLOCK)
-        restored._kept = many_from_cell(rest[length:], record, _NAME)
+        restored._kept = many_from_cell(rest[length:], record, _ENCODING.name)
         restored._runs = RunColumns.unknown(len(restored._clocks)) if runs is None else RunColumns.of_list(runs)
         if not len(restored._clocks) == len(restored._runs.known) == len(restored._kept.source_names):
-            raise DamagedError(f"{_NAME} is corrupt: its sources do not match its clocks and runs")
+            raise DamagedError(f"{_ENCODING.name} is corrupt: its sources do not match its clocks and runs")
         restored._first_end = first_end
         return restored
 

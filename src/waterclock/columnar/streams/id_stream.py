@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from functools import cache
 
@@ -16,7 +15,6 @@ from waterclock.batching.by_id.taken_ids import TakenIds
 from waterclock.batching.event_time.columns import read_clocks
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.facts import count, each, read_as
-from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
 from waterclock.columnar.records import NUMBERED
 from waterclock.columnar.streams import watermarks
@@ -24,16 +22,14 @@ from waterclock.columnar.streams.judged_rows import BatchFacts, begins, judged_r
 from waterclock.columnar.streams.outcome_rows import REASONS as CLOSE_REASONS
 from waterclock.columnar.streams.outcome_rows import no_outcomes
 from waterclock.columnar.streams.slices import slices
-from waterclock.columnar.streams.state_encoding import refuse_options, state_parts
+from waterclock.columnar.streams.state_encoding import StateEncoding, refuse_options
 from waterclock.errors import DamagedError
 from waterclock.time import MAX_NS, MIN_NS
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-_VERSION = 1
-_FORM = b"WCI1"
-_NAME = "the state of batching by id"
+_ENCODING = StateEncoding(b"WCI1", "the state of batching by id", version=1)
 _UNDECIDED = len(REASONS) + 1
 
 
@@ -141,9 +137,9 @@ class IdStream:
                 for name in ("firsts", "lasts")
             ),
         ]
-        facts = [_VERSION, self._rule.text, len(self._clocks), len(self._closes), runs]
+        facts = [self._rule.text, len(self._clocks), len(self._closes), runs]
         parts = [np.concatenate(numbers).tobytes(), self._returned.tobytes(), self._kept.to_cell()]
-        return framed(_FORM, json.dumps(facts).encode(), b"\n", *parts)
+        return _ENCODING.encode(facts, *parts)
 
     @classmethod
     def restore(cls, state: bytes, rule: IdRule) -> IdStream:
@@ -152,19 +148,19 @@ class IdStream:
         Raises `DamagedError` if ``state`` is corrupt. Raises `SchemaError` if it is something else or of another
         version. Raises `InvalidArgumentError` if it was written with other options.
         """
-        facts, rest = state_parts(_FORM, state, _NAME, _VERSION)
-        with read_as(_NAME):
+        facts, rest = _ENCODING.decode(state)
+        with read_as(_ENCODING.name):
             written, sources, kept, runs = facts
             sources, kept, runs = count(sources), count(kept), each(runs, count)
         refuse_options(written, rule.text)
         restored = cls(rule)
-        with read_as(_NAME):
+        with read_as(_ENCODING.name):
             bounds = np.cumsum([sources, kept, sum(runs), sum(runs)])
             end = int(bounds[-1]) * 8
             numbers = np.frombuffer(rest[:end], np.int64)
             restored._clocks, restored._closes, firsts, lasts, _ = np.split(numbers, bounds)
             restored._returned = np.frombuffer(rest[end : end + kept], np.bool_)
-            restored._kept = many_from_cell(rest[end + kept :], NUMBERED, _NAME)
+            restored._kept = many_from_cell(rest[end + kept :], NUMBERED, _ENCODING.name)
             for first, stop in zip(np.cumsum(runs) - runs, np.cumsum(runs), strict=True):
                 taken = TakenIds()
                 taken.firsts, taken.lasts = firsts[first:stop].tolist(), lasts[first:stop].tolist()
@@ -172,7 +168,7 @@ class IdStream:
         lengths = [len(restored._clocks), len(restored._taken), len(restored._closes), len(restored._returned)]
         names, messages = len(restored._kept.source_names), len(restored._kept.messages)
         if lengths != [names, names, messages, messages]:
-            raise DamagedError(f"{_NAME} is corrupt: its sources and messages do not match its clocks and ids")
+            raise DamagedError(f"{_ENCODING.name} is corrupt: its sources and messages do not match its clocks and ids")
         restored._count_open()
         return restored
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -22,7 +21,6 @@ from waterclock.batching.rate.by_column.outside import count_outside, latest_of_
 from waterclock.batching.rate.by_message.outside_watch import AFTER_SILENCE
 from waterclock.batching.rate.long_call import warn
 from waterclock.batching.rate.rule import ERA, role_chooser
-from waterclock.checksum import framed
 from waterclock.columnar.many_sources import ManySources, from_packed, joined, many_from_cell, nothing
 from waterclock.columnar.packing import encoded, local_streams
 from waterclock.columnar.records import POSITIONED, cells_of_records
@@ -31,16 +29,14 @@ from waterclock.columnar.streams.outcome_rows import OUTCOMES, REASONS, batch_st
 from waterclock.columnar.streams.rate_options import RateOptions
 from waterclock.columnar.streams.slices import slices
 from waterclock.columnar.streams.source_sessions import SourceSessions
-from waterclock.columnar.streams.state_encoding import refuse_options, state_parts
+from waterclock.columnar.streams.state_encoding import StateEncoding, refuse_options
 from waterclock.columnar.streams.watermarks import promised, watermark_after
 from waterclock.errors import DamagedError, InvalidArgumentError, OutsideWindowWarning
 from waterclock.time import MAX_NS, MIN_NS
 
 Flags = npt.NDArray[np.bool_]
 
-_VERSION = 1
-_FORM = b"WCT1"
-_NAME = "the state of batching by rate"
+_ENCODING = StateEncoding(b"WCT1", "the state of batching by rate", version=1)
 _NO_ENTRY = -1
 
 # While it runs, the rule's state of a source takes 3 kB.
@@ -148,8 +144,8 @@ class RateStream:
         entries = np.ascontiguousarray(known.T).tobytes()
         parts = [arrays, entries, *[self._offsets.tobytes()] * self._options.aligns]
         runs = self._rules.runs if self._options.boundaries else None
-        facts = [_VERSION, self._options.facts(), shapes, runs, *map(len, parts)]
-        return framed(_FORM, json.dumps(facts).encode(), b"\n", *parts, self._kept.to_cell())
+        facts = [self._options.facts(), shapes, runs, *map(len, parts)]
+        return _ENCODING.encode(facts, *parts, self._kept.to_cell())
 
     @classmethod
     def restore(cls, state: bytes, options: RateOptions) -> RateStream:
@@ -158,16 +154,16 @@ class RateStream:
         Raises `DamagedError` if ``state`` is corrupt. Raises `SchemaError` if it is something else or of another
         version. Raises `InvalidArgumentError` if it was written with other options.
         """
-        facts, rest = state_parts(_FORM, state, _NAME, _VERSION)
-        with read_as(_NAME):
+        facts, rest = _ENCODING.decode(state)
+        with read_as(_ENCODING.name):
             written, shapes, runs, *lengths = facts
             runs = maybe(runs, lambda runs: each(runs, lambda run: maybe(run, moment)))
             shapes, (arrays, entries, *offsets) = each(shapes, count), each(lengths, count)
         refuse_options(written, options.facts())
         restored = cls(options)
         cell = arrays + entries + sum(offsets)
-        restored._kept = many_from_cell(rest[cell:], POSITIONED, _NAME)
-        with read_as(_NAME):
+        restored._kept = many_from_cell(rest[cell:], POSITIONED, _ENCODING.name)
+        with read_as(_ENCODING.name):
             restored._offsets = np.frombuffer(rest[arrays + entries : cell], np.int64)
             known = np.frombuffer(rest[arrays : arrays + entries], np.int64)
             if options.forget_after is None:
@@ -180,9 +176,9 @@ class RateStream:
         if {len(restored._entries), len(restored._rules.facts), len(restored._rules.runs)} != {
             len(restored._kept.source_names)
         }:
-            raise DamagedError(f"{_NAME} is corrupt: its sources do not match its rules")
+            raise DamagedError(f"{_ENCODING.name} is corrupt: its sources do not match its rules")
         if options.aligns and len(restored._offsets) != len(restored._kept.messages):
-            raise DamagedError(f"{_NAME} is corrupt: its offsets do not match its messages")
+            raise DamagedError(f"{_ENCODING.name} is corrupt: its offsets do not match its messages")
         return restored
 
     def _places(self, ordered: ManySources) -> npt.NDArray[np.int64]:
