@@ -221,7 +221,7 @@ def test_a_mistake_in_a_file_is_reported_with_its_key_and_its_line(
 def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
     file = read(write(tmp_path))
     assert (file.name, file.trigger, file.source.max_messages_per_trigger) == ("press", "5s", 70)
-    assert file.source.start == {"startingTimestamp": "2026-07-01T10:00:00Z"}
+    assert file.source.start == {"startingTimestamp": str(START)}
     assert file.source.losses == {"failOnDataLoss": "true", "onDamage": "raise"}
     assert [(output.what, output.kind) for output in file.outputs] == [
         ("batches", "table"),
@@ -251,6 +251,8 @@ def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
         ('"latest"', {"startingPosition": "latest"}),
         ('"earliest"', {}),
         ('"2h"', {"startingTimestamp": "2h"}),
+        ('"120min"', {"startingTimestamp": "2h"}),
+        ('"03:0:0"', {"startingPosition": "3:0:0"}),
         ("2026-07-01T12:00:00+02:00", {"startingTimestamp": str(START)}),
     ],
 )

@@ -22,6 +22,7 @@ import waterclock as wc
 from waterclock._support import moments
 from waterclock.monitoring.process_reports import read_reports
 from waterclock.spark.pipeline import failures, progress, rules
+from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.preflight import check_places
 from waterclock.spark.pipeline.progress import Progress, tasks_of
@@ -319,7 +320,7 @@ def test_a_refused_rule_names_options_that_the_checkpoint_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline, no_spark = read(write(tmp_path)), cast("Any", None)
-    written = rules.named_rule(pipeline)
+    written = rules.fixed_options(pipeline)
     monkeypatch.setattr(rules, "rule_in", lambda *_: written)
     del written["boundaries"]  # its default is None: the rule is the same
     rules.refuse_changed_rule(no_spark, pipeline)
@@ -328,3 +329,64 @@ def test_a_refused_rule_names_options_that_the_checkpoint_lacks(
         wc.InvalidArgumentError, match=r"was written with no max_lead, and the file has max_lead = 0s\. "
     ):
         rules.refuse_changed_rule(no_spark, pipeline)
+
+
+BEGUN = """[source]
+url = "sqlite:///f.db"
+topic = "telemetry"
+start = {start}
+[batching]
+by = "rate"
+batch_length = "2s"
+timeout = {timeout}
+gated = {gated}
+[[output]]
+what = "batches"
+table = "batches"
+[run]
+checkpoint = "checkpoint"
+"""
+WRITTEN = {"start": '"2026-07-01T10:00:00Z"', "timeout": '"2s"', "gated": '["b", "a"]'}
+
+
+def begun(tmp_path: Path, **changed: str) -> Pipeline:
+    return read(write(tmp_path, BEGUN.format(**WRITTEN | changed)))
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [
+        ("start", WRITTEN["start"], "2026-07-01T12:00:00+02:00"),
+        ("start", '"2h"', '"120min"'),
+        ("timeout", WRITTEN["timeout"], '"2000ms"'),
+        ("timeout", "inf", '"inf"'),
+        ("gated", WRITTEN["gated"], '["a", "b"]'),
+    ],
+)
+def test_another_spelling_of_an_option_is_the_one_of_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, before: str, after: str
+) -> None:
+    written = json.dumps(rules.fixed_options(begun(tmp_path, **{key: before})))
+    monkeypatch.setattr(rules, "rule_in", lambda *_: json.loads(written))
+    rules.refuse_changed_rule(cast("Any", None), begun(tmp_path, **{key: after}))
+
+
+@pytest.mark.parametrize(
+    ("key", "after", "named"),
+    [
+        ("start", '"latest"', "start = 2026-07-01T10:00:00Z, and the file has start = latest"),
+        ("start", '"earliest"', "start = 2026-07-01T10:00:00Z, and the file has start = earliest"),
+        ("start", '"2h"', "start = 2026-07-01T10:00:00Z, and the file has start = 2h"),
+        ("start", '"3:0:0"', "start = 2026-07-01T10:00:00Z, and the file has start = 3:0:0"),
+        ("timeout", '"3s"', "timeout = 2s, and the file has timeout = 3s"),
+        ("timeout", "inf", "timeout = 2s, and the file has timeout = inf"),
+        ("timeout", '"auto"', "timeout = 2s, and the file has timeout = auto"),
+    ],
+)
+def test_a_changed_option_of_the_stream_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, after: str, named: str
+) -> None:
+    written = json.dumps(rules.fixed_options(begun(tmp_path)))
+    monkeypatch.setattr(rules, "rule_in", lambda *_: json.loads(written))
+    with pytest.raises(wc.InvalidArgumentError, match=re.escape(f"its checkpoint was written with {named}. ")):
+        rules.refuse_changed_rule(cast("Any", None), begun(tmp_path, **{key: after}))

@@ -25,7 +25,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.message import Position
 from waterclock.spark.buckets import checked_buckets
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, By, Kind, Pipeline, PipelineOutput, PipelineSource, What
-from waterclock.time import is_duration, to_duration, to_time
+from waterclock.time import format_duration, is_duration, to_duration, to_time
 from waterclock.topics.catalogue.damage_policy import OnDamage, check_on_damage
 from waterclock.topics.model.names import check_name
 
@@ -230,13 +230,13 @@ def _start(table: TomlTable) -> dict[str, str]:
     # A position holds only digits and colons, and no time does.
     if isinstance(start, str) and (start == "latest" or start.replace(":", "").isdigit()):
         if start != "latest":
-            table.check("start", lambda: Position.parse(start))
+            start = str(table.check("start", lambda: Position.parse(start)))
         return {"startingPosition": start}
     if isinstance(start, str) and is_duration(start):
-        table.check("start", lambda: to_duration(start, "start"))
-        return {"startingTimestamp": start}
+        ago = table.check("start", lambda: to_duration(start, "start"))
+        return {"startingTimestamp": format_duration(ago)}
     ns = table.check("start", lambda: to_time(cast("str | datetime", start), "start"))
-    return {"startingTimestamp": start if isinstance(start, str) else str(ns)}
+    return {"startingTimestamp": str(ns)}
 
 
 def _rule(table: TomlTable) -> tuple[By, Mapping[str, Any]]:

@@ -1,8 +1,9 @@
-"""The batching rule of a pipeline by name, compared with the checkpoint's rule before the stream starts."""
+"""The batching rule and the start of a pipeline by name, compared with the checkpoint's before the stream starts."""
 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,9 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import By, Pipeline
 from waterclock.spark.runtime.partitions import rule_in
 from waterclock.spark.streaming.batching import event_time_outcomes, id_outcomes, rate_aware_outcomes
-from waterclock.time import format_duration, to_duration
+from waterclock.time import format_duration, format_time, to_duration
 
-_LENGTHS = ("window", "max_delay", "max_lead", "gap", "batch_length", "forget_after", "max_disorder")
+_LENGTHS = ("window", "max_delay", "max_lead", "gap", "batch_length", "timeout", "forget_after", "max_disorder")
 _MAY_CHANGE = ("df", "buckets", "max_skew", "ended", "span")
 """Options outside the rule: they decide when batches are emitted, but do not change them."""
 
@@ -35,19 +36,27 @@ def named_rule(pipeline: Pipeline) -> dict[str, Any]:
         if name in _MAY_CHANGE:
             continue
         value = pipeline.rule.get(name, parameter.default)
-        if name in _LENGTHS and value is not None:
+        if value == math.inf:
+            value = "inf"
+        elif name in _LENGTHS and value is not None and value != "auto":
             value = format_duration(to_duration(value, name))
         if name == "on_conflict" and value is None:
             value = "split" if pipeline.rule.get("gap") is None else "keep"
         if name in ("boundaries", "streams") and value is not None:
             value = frozenset(value)
-        rule[name] = sorted(value) if isinstance(value, frozenset) else str(value) if name == "timeout" else value
+        rule[name] = sorted(value) if isinstance(value, frozenset) else value
     return rule
 
 
+def fixed_options(pipeline: Pipeline) -> dict[str, Any]:
+    """Return what a checkpoint fixes: the rule, and the start of the stream, which is looked up only once."""
+    start = next(iter(pipeline.source.start.values()), "earliest")
+    return named_rule(pipeline) | {"start": format_time(int(start)) if start.lstrip("-").isdigit() else start}
+
+
 def refuse_changed_rule(spark: SparkSession, pipeline: Pipeline) -> None:
-    """Raise InvalidArgumentError if the checkpoint was written by another rule; the error names the differences."""
-    rule, written = named_rule(pipeline), rule_in(spark, pipeline.checkpoint)
+    """Raise InvalidArgumentError if the checkpoint has another rule or start; the error names the differences."""
+    rule, written = fixed_options(pipeline), rule_in(spark, pipeline.checkpoint)
     if written is None:
         return
     # A checkpoint that is older than an option lacks its name, which means None.

@@ -26,7 +26,7 @@ from waterclock.spark.pipeline.fencing import PipelineRun
 from waterclock.spark.pipeline.outputs import refuse_written, remove_unfinished, write_outcomes
 from waterclock.spark.pipeline.progress import MESSAGES, Progress, counts, observed
 from waterclock.spark.pipeline.replaying import replayed
-from waterclock.spark.pipeline.rules import OUTCOMES_BY, named_rule, refuse_changed_rule
+from waterclock.spark.pipeline.rules import OUTCOMES_BY, fixed_options, refuse_changed_rule
 from waterclock.spark.registering import register
 from waterclock.spark.runtime.partitions import PARTITIONS, Parts, chosen_buckets, chosen_partitions, parts_in
 from waterclock.spark.runtime.settings import changed, planned_once
@@ -231,7 +231,7 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
         **_read_options(pipeline),
         **pipeline.source.start,
         buckets=parts.buckets,
-        rule=json.dumps(named_rule(pipeline)),
+        rule=json.dumps(fixed_options(pipeline)),
         maxMessagesPerTrigger=most,
         failOnDataLoss=pipeline.source.fail_on_data_loss,
         haltFile=str(halt),
