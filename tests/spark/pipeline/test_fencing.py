@@ -131,6 +131,20 @@ def test_parquet_of_an_overtaken_run_stays_hidden_and_is_removed(
     assert written(spark, tmp_path) == list(range(ROWS))
 
 
+def test_a_run_that_pauses_before_it_moves_its_files_does_not_delete_those_of_the_later_one(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    def pause() -> None:  # after this run's last check
+        second = enter(spark, pipeline)
+        remove_unfinished(spark, pipeline, "r", partial(second.check_latest, spark))
+        write_rows(spark, tmp_path, partial(second.check_latest, spark))
+
+    with pytest.raises(OSError, match="No such file"):
+        write_rows(spark, tmp_path, pause)
+    assert [path.name for path in (tmp_path / "batches").iterdir()] == [FOLDER]
+    assert written(spark, tmp_path) == list(range(ROWS))
+
+
 @pytest.mark.usefixtures("session_kind")
 def test_parquet_holds_each_row_once_if_another_run_writes_it_meanwhile(
     spark: SparkSession, pipeline: Pipeline, tmp_path: Path

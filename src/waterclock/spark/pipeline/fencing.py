@@ -86,10 +86,10 @@ class PipelineRun:
 
     @contextmanager
     def checked_on_error(self, spark: SparkSession) -> Generator[None]:
-        """Raise PipelineError instead of an error of Spark if a later run has entered, which caused that error."""
+        """Raise PipelineError instead of another error if a later run has entered, which caused that error."""
         try:
             yield
-        except (PySparkException, Py4JError):
+        except (PySparkException, Py4JError, OSError):
             with suppress(PySparkException, Py4JError, ConnectionError):  # the first error counts
                 self.check_latest(spark)
             raise

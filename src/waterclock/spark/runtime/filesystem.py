@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,15 +38,23 @@ def move_into_place(spark: SparkSession, written: str, place: str) -> None:
     """
     hadoop = _Hadoop(spark)
     source, _ = hadoop.open(written)
+    # The existing folder is not deleted first: it has to stay if another run has removed the new one.
+    replaced, _ = hadoop.open(f"{written}-replaced")
     target, filesystem = hadoop.open(place)
     for tries in range(_TRIES):
-        filesystem.delete(target, True)
         try:
+            if filesystem.exists(target):
+                hadoop.rename(filesystem, target, replaced)
             hadoop.rename(filesystem, source, target)
         except (Py4JJavaError, OSError):
-            if tries == _TRIES - 1 or not filesystem.exists(source) or not filesystem.exists(target):
+            with suppress(Py4JJavaError, OSError):  # nothing was replaced, or another run has moved its folder there
+                hadoop.rename(filesystem, replaced, target)
+            if filesystem.exists(target):
+                filesystem.delete(replaced, True)
+            if tries == _TRIES - 1 or not filesystem.exists(source):
                 raise
         else:
+            filesystem.delete(replaced, True)
             return
 
 
