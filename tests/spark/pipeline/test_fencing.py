@@ -191,7 +191,7 @@ def test_an_overtaken_run_deletes_nothing_of_the_later_one(
 def writer(spark: SparkSession, pipeline: Pipeline, tmp_path: Path) -> MicroBatchWriter:
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "metadata").write_text('{"id": "r"}', encoding="ascii")
-    return MicroBatchWriter(pipeline, enter(spark, pipeline))
+    return MicroBatchWriter(pipeline, enter(spark, pipeline), begun=0)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -215,6 +215,32 @@ def test_an_overtaken_run_does_not_blame_the_checkpoint_for_what_the_later_one_h
     spark.range(1).write.parquet(f"{tmp_path}/batches/run=r-0000000001")
     with pytest.raises(PipelineError, match=OVERTAKEN):
         writer(spark.range(1), 0)
+
+
+def test_a_run_repeats_only_micro_batches_that_its_checkpoint_knew(
+    spark: SparkSession, writer: MicroBatchWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeated: list[int] = []
+    monkeypatch.setattr(running, "write_outcomes", lambda *_, micro_batch, **__: repeated.append(micro_batch))
+    for number in (0, 2):  # 1 is missing, as if it had written no output
+        spark.range(1).write.parquet(f"{tmp_path}/batches/run=r-{number:010d}")
+    for number in (0, 1, 1):
+        writer(spark.range(1), number)
+    with pytest.raises(wc.InvalidArgumentError, match="0002 already exists, so the checkpoint is older"):
+        writer(spark.range(1), 2)
+    assert repeated == [0, 1, 1]
+
+
+@pytest.mark.usefixtures("session_kind")
+def test_the_newest_micro_batch_of_a_checkpoint_is_found_by_its_number(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    assert fencing.newest_planned(spark, pipeline.checkpoint) == -1
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    for name in ("9", "10", ".11.crc"):
+        (offsets / name).write_text("v1", encoding="ascii")
+    assert fencing.newest_planned(spark, pipeline.checkpoint) == 10
 
 
 def test_a_checkpoint_whose_run_ended_before_its_first_micro_batch_counts_as_new(

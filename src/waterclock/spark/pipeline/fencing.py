@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
 from pyspark.sql.utils import is_remote
 
 from waterclock._support.quoting import quoted
@@ -100,11 +101,23 @@ class PipelineRun:
             remove_folder(spark, f"{self.folder}/run={self.entry}")
 
 
+def newest_planned(spark: SparkSession, checkpoint: str) -> int:
+    """Return the number of the newest micro-batch whose end is in the checkpoint; -1 if there is none."""
+    folder = f"{checkpoint.rstrip('/')}/offsets"
+    names = file_names(spark, folder) if not is_remote() else _texts(spark, folder, F.input_file_name())
+    return max((int(name) for place in names if (name := place.rpartition("/")[2]).isdigit()), default=-1)
+
+
 def _entries(spark: SparkSession, folder: str) -> list[str]:
     if not is_remote():
         return [found[1] for name in file_names(spark, folder) if (found := _ENTRY.fullmatch(name))]
+    return _texts(spark, folder, F.col("value"))
+
+
+def _texts(spark: SparkSession, folder: str, column: Column) -> list[str]:
+    """Read a column of the text files of a folder; empty if it does not exist."""
     try:
-        return [row[0] for row in spark.read.text(folder).select("value").collect()]
+        return [row[0] for row in spark.read.text(folder).select(column).distinct().collect()]
     except PySparkException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             return []

@@ -230,7 +230,7 @@ def _start(table: TomlTable) -> dict[str, str]:
     # A position holds only digits and colons, and no time does.
     if isinstance(start, str) and (start == "latest" or start.replace(":", "").isdigit()):
         if start != "latest":
-            start = str(table.check("start", lambda: Position.parse(start)))
+            return {"startingPosition": str(table.check("start", lambda: Position.parse(start)))}
         return {"startingPosition": start}
     if isinstance(start, str) and is_duration(start):
         ago = table.check("start", lambda: to_duration(start, "start"))

@@ -133,7 +133,8 @@ def refuse_written(
 ) -> None:
     """Check that a micro-batch has written no Parquet yet: otherwise the checkpoint is older than the output.
 
-    Its messages would come again in other micro-batches, and be stored twice.
+    Its messages would come again in other micro-batches, and be stored twice. The same happens if a copy of the
+    checkpoint is in use.
 
     Parameters
     ----------
@@ -152,8 +153,8 @@ def refuse_written(
         check()
         raise InvalidArgumentError(
             f"pipeline {quoted(pipeline.name)}: {folder} already exists, so the checkpoint is older than the"
-            " output, and messages would be written twice. Remove that folder and those of later micro-batches"
-            " of this run, or start with a new checkpoint and other outputs"
+            " output, or a copy of it is in use. Messages would be written twice. Remove that folder and those of"
+            " later micro-batches of this run, or start with a new checkpoint and other outputs"
         )
 
 

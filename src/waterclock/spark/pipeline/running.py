@@ -22,7 +22,7 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
-from waterclock.spark.pipeline.fencing import PipelineRun
+from waterclock.spark.pipeline.fencing import PipelineRun, newest_planned
 from waterclock.spark.pipeline.outputs import refuse_written, remove_unfinished, write_outcomes
 from waterclock.spark.pipeline.progress import MESSAGES, Progress, counts, observed
 from waterclock.spark.pipeline.replaying import replayed
@@ -160,21 +160,22 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
 class MicroBatchWriter:
     """Writes the outcomes of one stream's micro-batches. It is pickled if Spark Connect runs it elsewhere."""
 
-    def __init__(self, pipeline: Pipeline, run: PipelineRun) -> None:
+    def __init__(self, pipeline: Pipeline, run: PipelineRun, begun: int) -> None:
         self._pipeline = pipeline
         self._run = run
+        self._begun = begun  # number of the newest micro-batch that may have written something
         self._stream: str | None = None
 
     def __call__(self, outcomes: DataFrame, number: int) -> None:
         """Write a micro-batch's outcomes."""
         spark = outcomes.sparkSession
         check = partial(self._run.check_latest, spark)
-        stream = self._stream
-        if stream is None:
-            stream = self._stream_id(spark)
-            refuse_written(spark, self._pipeline, stream, number + 1, check)
+        stream = self._stream or self._stream_id(spark)
+        if number > self._begun or self._stream is None:
+            refuse_written(spark, self._pipeline, stream, max(number, self._begun + 1), check)
+        if self._stream is None:
             remove_unfinished(spark, self._pipeline, stream, check)
-            self._stream = stream
+        self._stream, self._begun = stream, max(number, self._begun)
         outcomes = outcomes.persist()
         try:
             with self._run.checked_on_error(spark):
@@ -244,7 +245,9 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
         milliseconds = to_duration(pipeline.trigger, "trigger") // 1_000_000
         writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
     run = PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint)
-    return _RunningStream(spark, run, writer.foreachBatch(MicroBatchWriter(pipeline, run)), parts.partitions)
+    # Read after it has entered: from then on an earlier run begins to write no other micro-batch.
+    micro_batches = MicroBatchWriter(pipeline, run, newest_planned(spark, pipeline.checkpoint))
+    return _RunningStream(spark, run, writer.foreachBatch(micro_batches), parts.partitions)
 
 
 def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:

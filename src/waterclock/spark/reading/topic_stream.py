@@ -159,8 +159,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         remedy = "Start the query with a new checkpoint, or connect to the original database"
         if offset["topic"] != self._origin:
             raise NotFoundError(
-                f"the checkpoint belongs to another topic named {self._topic.name!r}, which was removed or is"
-                f" in another database. {remedy}"
+                f"the checkpoint belongs to another topic than {self._topic.name!r}, or to one of that name that was"
+                f" removed or is in another database. {remedy}"
             )
         head = place_of(self._topic.storage, self._topic.head)
         if offset["ordinal"] > head.ordinal:
