@@ -14,12 +14,13 @@ from waterclock.batching.declared_streams import stream_names
 from waterclock.batching.rate.by_message.aligned import TOO_MANY_CLOCKS, ClockAlignment, Clocks, checked_clocks
 from waterclock.batching.rate.by_message.gate import Gate
 from waterclock.batching.rate.by_message.outside_watch import OutsideWatch
+from waterclock.batching.rate.by_message.recovery import give_way, recover
 from waterclock.batching.rate.by_message.silence import Silence, check_receive_times
 from waterclock.batching.rate.by_message.stall import StallWatch
 from waterclock.batching.rate.by_message.state import from_bytes, to_bytes
 from waterclock.batching.rate.by_message.window import Assembly
 from waterclock.batching.rate.long_call import warn_of_long_call
-from waterclock.batching.rate.rule import ERA, GATES, MOVING, Gated, RateRule, RateWindow, placed, plausible_range
+from waterclock.batching.rate.rule import ERA, GATES, Gated, RateRule, RateWindow, placed, plausible_range
 from waterclock.batching.stats import BatcherStats
 from waterclock.batching.stream_clocks import StreamClocks
 from waterclock.errors import InvalidArgumentError
@@ -272,11 +273,10 @@ class RateAwareBatcher:
         if assembly.window is not window:
             # A boundary has cut the window, and some of its messages wait now.
             stall.unmoved, held = 0, min(held, len(assembly.active))
-        batches: list[Batch] = []
         rivalled = assembly.is_rivalled
         if rivalled and messages and self._is_stuck(messages, high_water, window, length, len(assembly.active) - held):
-            self._give_way(assembly, batches)
-            return batches
+            return give_way(assembly, stall)
+        batches: list[Batch] = []
         if not assembly.waiting or assembly.piled or assembly.high_water >= window.timeout_at:
             assembly.close_complete(batches)
         if batches:
@@ -288,8 +288,8 @@ class RateAwareBatcher:
         elif messages and not rivalled:
             stuck = self._is_stuck(messages, high_water, window, length, len(assembly.active) - held)
         if stuck or stall.is_overdue(length):
-            self._recover(assembly, batches)
-        return batches
+            return recover(assembly, stall)
+        return []
 
     def advance(self, now: Time) -> list[Batch]:
         """Promise that no message received at or before ``now`` (ns) comes later, so that the source may be forgotten.
@@ -560,36 +560,3 @@ class RateAwareBatcher:
     def _is_stuck(self, messages: list[Message], mark: int, window: RateWindow, length: int, joined: int) -> bool:
         astray = [m.event_time for m in messages if not window.near_from <= m.event_time <= window.era_until]
         return self._stall.is_stuck(astray, joined, mark, length)
-
-    def _give_way(self, assembly: Assembly, batches: list[Batch]) -> None:
-        """Recover if a rival's traffic has moved on."""
-        window = assembly.window
-        contested = self._stall.is_contested(assembly.high_water, assembly.rule.batch_length)
-        self._recover(assembly, batches)
-        if contested and not window.era_from <= assembly.window.start <= window.era_until:
-            assembly.doubtful = False  # it was compared with a rival that advanced, so it is no longer doubtful
-
-    def _recover(self, assembly: Assembly, batches: list[Batch]) -> None:
-        """Stall: close a window that nothing closes."""
-        window = assembly.window
-        if assembly.active:
-            # Messages that came while the mark stayed show the place of the traffic.
-            recent = assembly.active[-self._stall.unmoved :]
-            times, length = list(map(_event_time, recent)), assembly.rule.batch_length
-            oldest, anchor = plausible_range(times, length, moving=True)
-            if assembly.piled:
-                times += map(_event_time, assembly.waiting_messages())
-                if plausible_range(times, length, moving=True)[1] != anchor:
-                    anchor = window.end  # most messages wait for the following windows
-            if window.start <= anchor <= window.end:
-                batches.append(assembly.close("stall"))
-            elif oldest > window.era_until and anchor - oldest >= MOVING * length:
-                batches += assembly.follow(oldest, anchor)
-            else:
-                batches.append(assembly.place_anew(anchor))
-        elif assembly.piled:
-            assembly.skip(max(1, assembly.windows_to_first()))
-        assembly.close_complete(batches)
-        # If a doubtful window stays, it may have had too few messages to decide: the next call brings more.
-        stays = window.era_from <= assembly.window.start <= window.era_until
-        self._stall.rearm(assembly.high_water if assembly.doubtful and stays else None)
