@@ -13,7 +13,7 @@ rows = pa.table(
         "stream": ["load", "heat", "load", "heat"],
         "event_time": [NOON + at * MILLISECOND for at in (100, 150, 620, 160)],
         "receive_time": [NOON + at * MILLISECOND for at in (120, 180, 640, 650)],
-        "value": [17, 64, 18, 65],  # other columns stay as they are
+        "value": [17, 64, 18, 65],  # other columns do not change
     }
 )
 assigned = wc.assign_batches(rows, window="500ms", max_delay="400ms")

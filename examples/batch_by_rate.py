@@ -1,4 +1,4 @@
-"""Batches streams of different rates: a batch closes as soon as each stream has sent all it sends in that second."""
+"""Batches streams of different rates: a batch closes once each stream has sent its last message of that second."""
 
 import waterclock as wc
 
@@ -11,7 +11,7 @@ messages = [wc.Message("beamline", stream, time) for time, stream in sorted(puls
 
 batcher = wc.RateAwareBatcher("1s", gated={"detector", "monitor"})
 while messages:
-    polled, messages = messages[:5], messages[5:]  # a program adds all that a poll brought at once
+    polled, messages = messages[:5], messages[5:]  # a program adds the messages of a poll in one call
     for batch in batcher.add(polled):
         counts = {name: sum(message.stream == name for message in batch.messages) for name in ("detector", "monitor")}
         print(f"second {round((batch.start - NOON) / SECOND)}, closed by {batch.reason}: {counts}")

@@ -1,4 +1,4 @@
-"""Batches messages of several sources as they come in, and closes the batches of sources that fall silent."""
+"""Batches messages of several sources as they arrive, and closes the batches of sources that fall silent."""
 
 import waterclock as wc
 
@@ -7,19 +7,19 @@ MILLISECOND = 1_000_000
 
 batcher = wc.BySource(lambda: wc.EventTimeBatcher(window="500ms", max_delay="400ms"))
 
-arrivals = [  # source, stream, when it happened and when it was received, in ms
+arrivals = [  # source, stream, event time and receive time, in ms
     ("press-01", "load", 100, 120),
     ("oven-03", "heat", 110, 130),
     ("press-01", "heat", 150, 180),
     ("press-01", "load", 620, 640),
-    ("press-01", "heat", 160, 650),  # too late: 490 ms
+    ("press-01", "heat", 160, 650),  # late: received 490 ms after it happened, more than max_delay
 ]
 closed = []
 for source, stream, happened, received in arrivals:
     event_time, receive_time = NOON + happened * MILLISECOND, NOON + received * MILLISECOND
     closed += batcher.add(wc.Message(source, stream, event_time, receive_time=receive_time))
 
-# Nothing more came. A live program sleeps until batcher.next_deadline and then says what time it is:
+# No more messages arrive. A live program sleeps until batcher.next_deadline, then passes the time:
 while (deadline := batcher.next_deadline) is not None:
     closed += batcher.advance(deadline)
 

@@ -1,4 +1,4 @@
-"""Cuts a topic into batches and hands each batch to a worker, once, in order for each machine."""
+"""Batches a topic and puts each batch into a message table, which delivers the batches of each machine in order."""
 
 import tempfile
 from pathlib import Path
@@ -11,7 +11,7 @@ MILLISECOND = 1_000_000
 
 
 def handle(delivery: wc.Delivery) -> None:
-    """Average a batch."""
+    """Print the average of a batch."""
     batch = wc.Batch.from_bytes(delivery.payload)
     values = [float(message.payload) for message in batch.messages]
     print(f"{batch.id}: {len(values)} messages, {sum(values) / len(values):.1f} on average")
@@ -34,7 +34,7 @@ with tempfile.TemporaryDirectory() as folder, wc.connect(f"sqlite:///{Path(folde
     )
 
     work = db.create_table("work", id_type="text", groups="sequenced")
-    for _ in range(2):  # a program that starts again puts the same batches, and nothing twice
+    for _ in range(2):  # if the program starts again, it puts the same batches, which changes nothing
         batcher = wc.BySource(lambda: wc.EventTimeBatcher(window="500ms", max_delay="400ms"))
         batches = [batch for message in topic.read() for batch in batcher.add(message)] + batcher.flush()
         for batch in batches:

@@ -1,4 +1,4 @@
-"""Keeps a recording of real messages in a topic, finds a moment of it, and reads from there."""
+"""Stores a recording of real messages in a topic, finds a time in it, and reads from there."""
 
 import tempfile
 from pathlib import Path

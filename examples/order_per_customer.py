@@ -1,4 +1,4 @@
-"""Handles the messages of each customer in order, while the messages of other customers go on."""
+"""Handles the messages of each customer in order, independently of other customers."""
 
 import tempfile
 from pathlib import Path
@@ -10,7 +10,7 @@ with tempfile.TemporaryDirectory() as folder, wc.connect(f"sqlite:///{Path(folde
     for customer, text in [("ada", "open"), ("ada", "pay"), ("bob", "open"), ("ada", "ship"), ("bob", "cancel")]:
         orders.put(text, group=customer)
 
-    # A consumer gets the messages of a group in order. The first failure holds back the rest of that group only.
+    # Consumers get the messages of a group in order. If one fails, only the later messages of its group wait.
     handled = []
     while deliveries := orders.receive(limit=1):
         for delivery in deliveries:

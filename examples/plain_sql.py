@@ -1,4 +1,4 @@
-"""Puts, looks at and postpones messages with nothing but SQL, from any language."""
+"""Puts, reads and postpones messages with plain SQL, which any language can do."""
 
 import sqlite3
 import tempfile

@@ -17,7 +17,7 @@ async def main(folder: str) -> None:
         telemetry: aio.Topic = await database.create_topic("telemetry")
         async with orders.subscribe() as deliveries:
             for _ in ids:
-                async with await anext(deliveries) as delivery:  # acks at the end, backs off after an exception
+                async with await anext(deliveries) as delivery:  # acks, or backs off after an exception
                     press: str = f"press-{delivery.payload['press']:02}"
                     await telemetry.append(wc.Message(press, "orders", "2026-07-01T12:00:00Z"))
 

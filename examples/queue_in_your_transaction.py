@@ -1,4 +1,4 @@
-"""Puts work into the queue in the transaction that writes the data it is about: both happen, or neither."""
+"""Puts work into the queue in the transaction that writes its data, so that both are stored or neither."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Reads a topic with a subscription, which remembers its position, and goes back to a time."""
+"""Reads a topic with a subscription, which stores the reading position, and goes back to an earlier time."""
 
 import tempfile
 from pathlib import Path
@@ -13,7 +13,7 @@ with tempfile.TemporaryDirectory() as folder, wc.connect(f"sqlite:///{Path(folde
 
     billing = topic.subscribe("billing", start="earliest")
     first = billing.read(limit=3)
-    billing.commit()  # after the messages have been handled: uncommitted ones are read again
+    billing.commit()  # once the messages are handled, because uncommitted messages are read again
     print("read", [message.payload for message in first], "remaining", billing.backlog.messages)
 
     billing.seek("2026-07-01T12:01:00Z")

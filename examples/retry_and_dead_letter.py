@@ -1,4 +1,4 @@
-"""Retries what fails, with a growing delay, and keeps what never works in a dead-letter table."""
+"""Retries failed messages after growing delays, and moves messages that cannot succeed to a dead-letter table."""
 
 import tempfile
 from pathlib import Path
@@ -8,7 +8,7 @@ from waterclock.testing import Clock, drain
 
 HAS_PAPER_AT = 3  # the attempt at which the printer has paper again
 
-clock = Clock("2026-07-01T12:00:00Z")  # stands still until this program moves it; leave it out to use the real time
+clock = Clock("2026-07-01T12:00:00Z")  # stands still until clock.move(); without clock=, the real time counts
 
 
 def handle(delivery: wc.Delivery) -> None:
@@ -25,9 +25,9 @@ with tempfile.TemporaryDirectory() as folder, wc.connect(f"sqlite:///{Path(folde
     labels.put_many([{"payload": f"label {number}"} for number in (1, 2, 3)])
 
     for _ in range(3):
-        drain(labels, handle)  # handles all that is due now
+        drain(labels, handle)  # handles all messages that are due
         clock.move("1m")
 
     for letter in labels.dead_letters():
         print(f"dead: {letter['payload']}, because {letter['dead_reason']}")
-    print("redriven:", labels.redrive())  # once the cause is mended
+    print("redriven:", labels.redrive())  # once you have fixed the cause

@@ -1,4 +1,4 @@
-"""Puts dataclasses, and calls the handler whose parameter has the message's type."""
+"""Puts dataclasses as messages, and gets them back in a handler that names their types."""
 
 import tempfile
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Refund:
 
     order: int
     amount: Decimal
-    kind: Literal["refund"] = "refund"  # distinguishes the two
+    kind: Literal["refund"] = "refund"  # distinguishes the two types
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Cancel:
 
 
 def handle(message: Refund | Cancel) -> None:
-    """Handle either."""
+    """Handle a message of either type."""
     match message:
         case Refund(order, amount):
             print(f"refund {amount} for order {order}")

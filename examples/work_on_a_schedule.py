@@ -1,4 +1,4 @@
-"""Puts a message each night at three in Berlin, also in the two nights a year in which the clocks change."""
+"""Puts a message each night at three in Berlin, also when the clocks change."""
 
 import tempfile
 from pathlib import Path

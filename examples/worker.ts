@@ -1,18 +1,18 @@
 // A worker in TypeScript that needs nothing but Node 24: `node worker.ts URL TABLE COMMAND [ARGUMENT …]`.
 //
-// It takes one message at a time from a message table that `waterclock serve` serves, and runs a command on it. While the
-// command runs, it extends the lease. In a table with groups, the messages of a group come in order.
+// The worker takes a message from a table of `waterclock serve`, runs a command for it, then takes the next message. While
+// the command runs, the worker extends the lease. In a table with groups, it gets the messages of a group in order.
 //
-// The command gets the delivery as JSON on standard input. Its exit code decides what happens to the message:
-//   0      it is acked
-//   65     it cannot be handled and goes to the dead-letter table (EX_DATAERR of sysexits.h)
-//   75     it is sent again after 10 seconds, without counting an attempt (EX_TEMPFAIL)
-//   other  it is sent again after the back-off of the table
+// The command gets the delivery as JSON on standard input. Its exit code decides the outcome of the message:
+//   0      The message is acked.
+//   65     The message goes to the dead-letter table (EX_DATAERR of sysexits.h).
+//   75     The message is delivered again after 10 seconds, without counting an attempt (EX_TEMPFAIL).
+//   other  The message is delivered again after the table's back-off.
 //
-// SIGTERM and SIGINT end the worker: it takes no more messages and waits for the command that runs.
+// On SIGTERM or SIGINT, the worker takes no more messages, waits for the running command, and ends.
 //
 // Environment: WATERCLOCK_TOKEN, a token with the right "receive table:TABLE"; CONSUMER, a name that no other worker has;
-// LEASE and BEAT, seconds for which a lease is extended, and how often. BEAT must be shorter than the table's ack_wait.
+// LEASE, the seconds by which a lease is extended; BEAT, the seconds between extensions, less than the table's ack_wait.
 
 import { spawn } from "node:child_process";
 import { hostname } from "node:os";
@@ -49,12 +49,12 @@ function request(verb: string, body: object, stop: AbortSignal[] = []): Promise<
   return fetch(`${place}/${verb}`, { method: "POST", headers, body: JSON.stringify(body), signal });
 }
 
-/** Tell the outcome; again after a failure of the network, since each of these requests may be repeated. */
+/** Send the outcome, and retry after a network error, because these requests may be repeated. */
 async function finish(verb: string, body: object): Promise<void> {
   for (const pause of [1, 2, 4, 8, 0]) {
     try {
       const answer = await request(verb, body);
-      // The server would answer the same again, for example that the lease was lost.
+      // A retry would get the same response, for example that the lease was lost.
       if (!answer.ok) say(`${verb}: ${answer.status} ${await answer.text()}`);
       return;
     } catch (error) {
@@ -67,7 +67,7 @@ async function finish(verb: string, body: object): Promise<void> {
 /** Run the command, and return its exit code; null if a signal ended it. */
 function run(delivery: Delivery): Promise<number | null> {
   return new Promise((resolve, reject) => {
-    // In a process group of its own: a signal that ends the worker must not end the command.
+    // The command gets its own process group, so that a signal that ends the worker does not end the command.
     const child = spawn(command, parameters, { stdio: ["pipe", "inherit", "inherit"], detached: true });
     child.on("error", reject);
     child.on("close", resolve);
@@ -100,7 +100,7 @@ async function handle(delivery: Delivery): Promise<void> {
 say(`taking messages from ${place}`);
 while (!stopping.signal.aborted) {
   try {
-    // A signal ends the wait at once. The server then gives back what it has just taken.
+    // A signal ends the wait immediately. The server then gives back the message that it has just taken.
     const answer = await request("receive", { consumer, limit: 1, wait: "30s" }, [stopping.signal]);
     if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
     const found: { deliveries: Delivery[] } = await answer.json();
