@@ -213,7 +213,7 @@ def test_messages_that_the_topic_rejects_stay_in_the_table(
     assert database.archive("orders", "strict") == 2
     assert payloads(topic) == [b"no 0", b"no 2"]
     assert table.stats().acked == 1
-    assert "is not archived and stays: publish_time" in caplog.text
+    assert "because the topic rejected it: publish_time" in caplog.text
     assert database.archive("orders", "strict") == 0
     clock.now = 1_000_000
     assert database.archive("orders", "strict") == 1

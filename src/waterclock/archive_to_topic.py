@@ -1,10 +1,10 @@
 """Archives acked messages of a message table: moves them into a topic, each exactly once.
 
 A piece is appended to the topic by a numbered producer, then deleted from the table. A process that is killed in
-between leaves messages in both. The next process takes over the producer, which fences the killed process. It reads the
-producer's last append back from the topic, and deletes these messages from the table before it continues. So nothing is
-archived twice, even if the next process finds different rows due, or the table and the topic are in different
-databases.
+between leaves messages in the topic and in the table. The next process takes over the producer, which fences the killed
+process. It reads the producer's last append back from the topic, and deletes these messages from the table before it
+continues. So nothing is archived twice, even if the next process finds different rows due, or the table and the topic
+are in different databases.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def archive_table(
         refused = {each.index: each.reason for each in appended.rejected}
         for index, reason in refused.items():
             _log.warning(
-                "message %r of table %r is not archived and stays: %s",
+                "message %r stays in table %r, because the topic rejected it: %s",
                 piece[index].id,
                 table.name,
                 reason,

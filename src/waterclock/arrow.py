@@ -158,7 +158,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, time_unit: TimeUnit) -> pa.C
     elif pa.types.is_map(field.type) and pa.types.is_map(column.type):
         for what, kind in ("keys", column.type.key_type), ("values", column.type.item_type):
             if not _is_text(kind):
-                raise SchemaError(f"column {field.name!r}: {what} must be string, got {kind}")
+                raise SchemaError(f"column {field.name!r} must have strings as {what}, got {kind}")
     elif pa.types.is_map(field.type) and pa.types.is_struct(column.type):
         column = _as_map(column, field)
     try:
@@ -181,7 +181,7 @@ def _as_map(dicts: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     """Convert what pandas makes of dicts: a field for each key of any row, null in rows without that key."""
     for each in dicts.type:
         if not _is_text(each.type):
-            raise SchemaError(f"column {field.name!r}: {each.name!r} must be string, got {each.type}")
+            raise SchemaError(f"column {field.name!r} must hold strings, got {each.type} for {each.name!r}")
     rows = (None if row is None else [pair for pair in row.items() if pair[1] is not None] for row in dicts.to_pylist())
     return pa.chunked_array([pa.array(rows, field.type)])
 
@@ -299,4 +299,6 @@ def batches_from_ipc(data: bytes | memoryview) -> list[pa.RecordBatch]:
 def check_messages(batch: pa.RecordBatch) -> None:
     """Raise a `SchemaError` if a batch has other columns than `POSITIONED_SCHEMA`."""
     if not batch.schema.equals(POSITIONED_SCHEMA):
-        raise SchemaError("cannot read messages: unknown columns. A newer Waterclock may have written them")
+        raise SchemaError(
+            "cannot read messages with unknown columns. If a newer Waterclock wrote them, update waterclock"
+        )

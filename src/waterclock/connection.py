@@ -114,10 +114,10 @@ class Database(Closing):
     def topic(self, name: str) -> Topic:
         """Open a topic.
 
-        Its ledgers lie in the store in which they were written, which is identified by the marker at its root. It is
-        looked for under the ``ledgers`` of `connect`, or at its place in the catalogue if that is omitted or holds
-        another store. If that place cannot be reached just now, the topic opens all the same, so that producers can
-        append.
+        The topic's ledgers are in the store in which they were written; a marker at its root identifies the store. The
+        store is expected at the ``ledgers`` of `connect`. If these are omitted or are another store, the store is
+        expected at its place in the catalogue. If that place cannot be reached just now, the topic opens all the same,
+        so that producers can append.
 
         Raises
         ------
@@ -397,23 +397,22 @@ def connect(
         certificates at each new connection, some 45 ms, unless the URL ends with ``?ssl_disabled=true``: for a MariaDB
         on the same machine, or on a trusted network. Behind a PgBouncer that pools transactions, a URL of PostgreSQL
         ends with ``?prepare_threshold=none``; consumers then get no notifications, and poll. An SQLite file that may
-        not be written to, or that is named as ``sqlite:///file:factory.db?mode=ro&uri=true``, can be read where its
-        catalogue is of this version.
+        not be written to, or that is named as ``sqlite:///file:factory.db?mode=ro&uri=true``, can be read if its
+        catalogue has this version.
     ledgers
         Folder or filesystem URL for sealed ledgers: ``s3://bucket/folder`` (or ``s3a``), ``gs``, ``abfs``, ``hdfs``, or
         of any other filesystem that fsspec knows. Needed for new topics, except on SQLite, whose default is
-        ``FILE-ledgers/`` next to the file. A topic that has its ledgers in a store is found without it, unless the
-        store
-        takes credentials or options, which the catalogue does not keep.
+        ``FILE-ledgers/`` next to the file. Existing topics are found without ``ledgers``, unless their store needs
+        credentials or options, which the catalogue does not keep.
     filesystem
         A filesystem of pyarrow or fsspec, instead of the one that ``ledgers`` names; that is then a path on it.
     shards
         Instead of a URL: several databases whose message tables are spread over them, by key range, such as
         ``{"-80": url1, "80-": url2}`` ("Subsetting" in *Vitess Messaging*).
     create
-        Whether to create the catalogue, the tables named ``waterclock_*``, if the database has none. None: not until
-        a topic or message table is created. True: now, also of an SQLite file; and an older catalogue is migrated.
-        False: raise.
+        Whether to create the catalogue, the tables named ``waterclock_*``, if the database has none. None: only when a
+        topic or message table is created. True: now, with the SQLite file if missing; an older catalogue is migrated.
+        False: raise `NotFoundError`.
     timeout
         How long a call waits for a database that is busy or unavailable, or that is silent on an open connection. A
         statement on a large table may need more. A call whose last attempt begins late takes up to twice as long. It
@@ -447,7 +446,7 @@ def connect(
             lambda each: Database(Backend(each, clock=clock, create=create, timeout=seconds), LedgerRoot(None)),
         )
     if url is None:
-        raise InvalidArgumentError("url is missing; name a database, for example sqlite:///factory.db")
+        raise InvalidArgumentError("url is missing; name a database, such as sqlite:///factory.db")
     if filesystem is not None and ledgers is None:
         raise InvalidArgumentError("ledgers is missing: filesystem needs the path of the ledger files on it")
     root = None if ledgers is None else str(ledgers)

@@ -34,6 +34,6 @@ def warn_of_differences(
     ]
     if differences:
         warnings.warn(
-            f"{what} exists with other options, which are kept: {'; '.join(differences)}. Change them with alter()",
+            f"{what} already exists and keeps its options: {'; '.join(differences)}. To change them, call alter()",
             stacklevel=stacklevel + 1,
         )

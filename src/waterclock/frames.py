@@ -167,7 +167,7 @@ def _renamed(table: pa.Table, names: Mapping[str, str], payload: str | None) -> 
 def _column(table: pa.Table, theirs: str, name: str) -> pa.ChunkedArray:
     given = table.schema.names
     if given.count(theirs) != 1:
-        raise SchemaError(f"messages must have one column {theirs!r} for {name}, got the columns {given}")
+        raise SchemaError(f"messages must have exactly one column {theirs!r} for {name}, got the columns {given}")
     return table.column(theirs)
 
 
@@ -216,7 +216,7 @@ def _imported(given: object) -> pa.Table:
     try:
         return given if isinstance(given, pa.Table) else pa.table(cast("Any", given))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise SchemaError(f"messages cannot be read from {_kind(given)}: {error}") from error
+        raise SchemaError(f"cannot read messages from {_kind(given)}: {error}") from error
 
 
 def _message_of(row: object, number: int, names: Mapping[str, str], payload: str | None, given: object) -> Message:

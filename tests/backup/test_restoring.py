@@ -50,7 +50,7 @@ def flipped(data: bytes) -> Iterator[bytes]:
 def test_places_that_are_not_new_are_refused_by_name(backup: Path, url: str, tmp_path: Path) -> None:
     for name in ("copy.db", "copy.db-wal"):
         (tmp_path / name).touch()
-        with pytest.raises(InvalidArgumentError, match=f"must be a new database, got .*{name}"):
+        with pytest.raises(InvalidArgumentError, match=f"must name a new database, got .*{name}"):
             wc.restore(backup, url)
         (tmp_path / name).unlink()
     (tmp_path / "copy.db-ledgers").mkdir()
@@ -66,7 +66,7 @@ def test_an_incomplete_backup_is_refused(backup: Path, url: str, tmp_path: Path)
     with pytest.raises(NotFoundError, match="no complete backup found in"):
         wc.restore(tmp_path / "nowhere", url)
     (backup / NAME).unlink()
-    with pytest.raises(NotFoundError, match="Was the backup interrupted"):
+    with pytest.raises(NotFoundError, match="If the backup was interrupted"):
         wc.restore(backup, url)
     assert nothing_was_written(tmp_path)
 

@@ -52,7 +52,7 @@ def test_a_topic_is_made_filled_read_and_searched(shell: Shell) -> None:
 def test_adding_an_existing_topic_with_other_options_prints_a_warning(shell: Shell) -> None:
     shell("topic", "add", "telemetry", "--retention", "1d")
     shell("topic", "add", "telemetry", "--retention", "2d", "--exist-ok")
-    assert "waterclock: warning: topic 'telemetry' exists with other options" in shell.said
+    assert "waterclock: warning: topic 'telemetry' already exists and keeps its options" in shell.said
     assert "retention is '1d', not '2d'" in shell.said
 
 
@@ -352,7 +352,7 @@ def test_by_id_a_file_is_batched_and_needs_the_header_of_the_id(shell: Shell) ->
     ]
     assert "missing: 2 ids; 2 batches without all streams" in shell.said
     shell("batch", file, "--by", "id", "--max-delay", "1s", expect=WRONG_USAGE)
-    assert "id_of is missing: batching by id needs it, for example pulse_id" in shell.said
+    assert "--id-of is missing. Batching by id needs a value such as pulse_id" in shell.said
 
 
 @pytest.mark.parametrize("place", [".", "nowhere/out.svg"])

@@ -149,7 +149,7 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", r"must have a table \[broker\], \[kafka\], \[\[batch\]\] or \[work\]"),
+        ("", r"must have at least one of the tables \[broker\], \[kafka\], \[\[batch\]\] and \[work\]"),
         ("[broker]\n", r"line 1: broker.url is missing"),
         ("[bath]\n", r"line 1: no key named bath; choose from broker, "),
         (f"{BATCH}window = 5", r"is not valid TOML"),

@@ -118,7 +118,7 @@ def test_a_part_that_cannot_start_ends_all(tmp_path: Path, worker_alone: list[st
     assert ended.returncode == 1
     lines = [json.loads(line) for line in ended.stderr.splitlines()]
     [of_part, of_all] = [(line.get("part"), line["message"]) for line in lines if line["event"] == "error"]
-    assert of_part == ("work", "no module named 'handlers' in this folder or installed")
+    assert of_part == ("work", "no module named 'handlers' in this folder or among the installed packages")
     assert of_all == (None, "work ended with exit code 2; all parts stop")
 
 

@@ -122,7 +122,7 @@ def test_a_second_follower_fences_the_first(
     first = follow()
     first.step(20)
     second = follow()
-    with pytest.raises(wc.LeaseLostError, match="another process is batching topic 'telemetry' into 'batches'"):
+    with pytest.raises(wc.LeaseLostError, match="another process is batching topic 'telemetry' into table 'batches'"):
         first.step()
     with pytest.raises(wc.LeaseLostError):
         first.step()
@@ -228,9 +228,9 @@ def test_a_follower_killed_at_its_commits_puts_each_batch_once(
 
 def test_other_options_for_the_same_table_are_refused_with_both(follow: MakeFollower) -> None:
     follow()
-    with pytest.raises(wc.InvalidArgumentError, match=r"with window = 3s, .*: it was started with window = 2s, "):
+    with pytest.raises(wc.InvalidArgumentError, match=r"with window = 3s, .*: earlier runs used window = 2s, "):
         follow(ByEventTime.checked("3s", "1500ms"))
-    with pytest.raises(wc.InvalidArgumentError, match=r"source = \['s1'\]: it was started with window = 2s"):
+    with pytest.raises(wc.InvalidArgumentError, match=r"source = \['s1'\]: earlier runs used window = 2s"):
         follow(RULE, sources=["s1"])
 
 
@@ -255,7 +255,7 @@ def test_messages_that_expired_before_they_were_read_are_named(
     topic.append(traffic(1))
     topic.truncate(wc.Position(1, 0, 0))
     drain(follower)
-    assert "12 messages of topic 'telemetry' were deleted before they were batched into 'batches'" in caplog.text
+    assert "12 messages of topic 'telemetry' were deleted before they were batched into table 'batches'" in caplog.text
 
 
 def test_removing_the_topic_removes_its_followers(
@@ -417,7 +417,7 @@ def test_an_adaptive_length_shrinks_when_nothing_comes_and_stays_between_its_bou
     for _ in range(13):
         follower.step()
     assert follower.counts.batch_length == 2 * SECOND
-    with pytest.raises(wc.InvalidArgumentError, match="started with batch_length = adaptive from 2s to 5s"):
+    with pytest.raises(wc.InvalidArgumentError, match="used batch_length = adaptive from 2s to 5s"):
         follow(ByRate.checked("2s"))
 
 
@@ -442,7 +442,7 @@ def test_sessions_are_those_of_the_batcher_and_close_at_their_own_time(
     wanted = expected(topic, rule)
     assert landed(table) == wanted
     assert {wc.Batch.from_bytes(data).reason for data in wanted.values()} == {"gap"}
-    with pytest.raises(wc.InvalidArgumentError, match=r"started with .*gap = 900ms, on_conflict = keep"):
+    with pytest.raises(wc.InvalidArgumentError, match=r"used .*gap = 900ms, on_conflict = keep"):
         follow(ByEventTime.checked("1h", "1500ms"))
 
 
@@ -466,7 +466,7 @@ def test_runs_are_those_of_the_batcher_and_close_at_their_boundaries(
     assert {batch.run for batch in batches} - {None} == {
         message.event_time for batch in batches for message in batch.messages if message.stream == "m1"
     }
-    with pytest.raises(wc.InvalidArgumentError, match=r"started with .*boundaries = \['m1'\]"):
+    with pytest.raises(wc.InvalidArgumentError, match=r"used .*boundaries = \['m1'\]"):
         follow(ByEventTime.checked("1h", "1500ms", on_conflict="keep"))
 
 

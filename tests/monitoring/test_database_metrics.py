@@ -131,7 +131,7 @@ def test_a_database_whose_claims_fail_is_not_ready(connect: Connect) -> None:
     with database.backend.engine.begin() as connection:
         connection.execute(sa.insert(heartbeats).values(**row, failing=1, failure="no such column"))
     metrics = DatabaseMetrics(lambda: database)
-    assert metrics.reasons_not_ready() == ["claims from 'orders' fail: no such column"]
+    assert metrics.reasons_not_ready() == ["claims from table 'orders' fail: no such column"]
     assert metrics.is_away() is None
 
 

@@ -28,11 +28,11 @@ def test_an_existing_topic_is_opened_or_refused_as_requested(make_topic: MakeTop
 def test_an_existing_topic_with_other_options_is_returned_with_a_warning(sqlite_url: str) -> None:
     with connect(sqlite_url) as database:
         database.create_topic("telemetry", retention="1d")
-        with pytest.warns(UserWarning, match="exists with other options") as warned:
+        with pytest.warns(UserWarning, match="already exists and keeps its options") as warned:
             topic = database.create_topic("telemetry", retention="2d", roll_size=1 << 20, exist_ok=True)
         assert [str(each.message) for each in warned] == [
-            "topic 'telemetry' exists with other options, which are kept: roll_size is 67108864, not 1048576;"
-            " retention is '1d', not '2d'. Change them with alter()"
+            "topic 'telemetry' already exists and keeps its options: roll_size is 67108864, not 1048576;"
+            " retention is '1d', not '2d'. To change them, call alter()"
         ]
         assert warned[0].filename == __file__
         assert topic.info.retention == 86_400 * 10**9

@@ -596,7 +596,7 @@ def changed_after_it_was_made() -> Rounded:
         (Excluding(a=3), "Excluding.a is 3 and would be read as 0"),
         (OneWay(a=3), "OneWay.a is 3 and would be read as 0"),
         (Bytes(content=b"\xff"), "invalid utf-8"),
-        (Corner.TOP, "a handler could not read it"),
+        (Corner.TOP, "a handler could not read the payload"),
         (Waiting(dt.timedelta(seconds=1)), "Waiting.time: no payload can be read as timedelta"),
         (Data(b"x"), "bytes can be a whole payload, but not part of one in JSON"),
         (Numbers({}), r"Numbers.by: the keys of an object in JSON are text, got dict\[int, str\]; use str"),
@@ -604,7 +604,7 @@ def changed_after_it_was_made() -> Rounded:
         (Setting(2**53 + 1), r"Setting.value is 9007199254740993 and would be read as 9007199254740992.0"),
         (Holding(LongCancel(1, "late")), "Holding.change is LongCancel"),
         (Changes([Refund(1, 250)]), "could be Cancel and Refund"),
-        (Placed(Place(1)), "a handler could not read it"),
+        (Placed(Place(1)), "a handler could not read the payload"),
         (Unresolved(3), "name 'Fraction' is not defined"),  # pyright: ignore[reportArgumentType]
         (with_an_attribute_that_is_no_field(), "Line.cuont is 2 and would be read as None"),
         (changed_after_it_was_made(), "Rounded.value is 17 and would be read as 10"),

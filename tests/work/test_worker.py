@@ -112,8 +112,8 @@ def test_a_failure_is_one_line_with_the_id_the_attempt_and_the_next_try(
         until(orders.dead_letters)
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("waterclock.work")]
     assert lines == [
-        "message 17 of 'orders' failed, attempt 1; next try in 1s: KeyError: 'customer'",
-        "message 17 of 'orders' failed, attempt 2; it is now a dead letter: KeyError: 'customer'",
+        "message 17 of table 'orders' failed, attempt 1; next try in 1s: KeyError: 'customer'",
+        "message 17 of table 'orders' failed, attempt 2; it is now a dead letter: KeyError: 'customer'",
     ]
     tracebacks = [record.exc_text or "" for record in caplog.records if record.name.startswith("waterclock.work")]
     assert all('raise KeyError("customer")\nKeyError' in each for each in tracebacks)
@@ -269,7 +269,10 @@ def test_a_thread_that_is_stuck_gives_its_slot_to_another_and_its_message_backs_
         until(lambda: worker.unfinished == 0)
         assert handlers_of(orders) == (0, [])
     [line] = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
-    assert f"message {stuck_id} of 'orders' failed, attempt 1; next try in 1h: TimeoutError: the handler took" in line
+    assert (
+        f"message {stuck_id} of table 'orders' failed, attempt 1; next try in 1h: TimeoutError: the handler took"
+        in line
+    )
     assert orders.stats().acked == 1
 
 

@@ -1,4 +1,4 @@
-"""Event names and fields of log lines, for programs that read logs. `docs/how-to/operation/monitor.md` lists all."""
+"""Event names and fields of log lines, for programs that read logs. See `docs/how-to/operation/monitor.md`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pickles databases, topics and tables as their addresses. Process-bound objects refuse to be pickled."""
+"""Pickles databases, topics and tables as their addresses. Objects that belong to one process cannot be pickled."""
 
 from __future__ import annotations
 

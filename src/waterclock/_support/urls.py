@@ -1,8 +1,8 @@
 """Shows URLs without passwords, in errors, logs, listings, reprs and commands.
 
 `shown` keeps all harmless parts of a database's URL. `without_secrets` keeps only the location of a file store, as the
-catalogue stores it. In a malformed URL, both hide too much rather than too little: only the author of
-``postgres://u:p@ss/word@host`` knows the end of the password, so everything before the last ``@`` counts as part of it.
+catalogue stores it. For a malformed URL, both functions hide too much rather than too little. Only its author knows the
+end of the password in ``postgres://u:p@ss/word@host``, so everything before the last ``@`` counts as the password.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waterclock for asyncio: the same names, awaited. Calls run in a pool of threads; all waits share one thread."""
+"""The asyncio interface of Waterclock. Calls run in a pool of threads; all waits share one thread."""
 
 from waterclock.aio.database import Database, connect
 from waterclock.aio.deliveries import Deliveries, Delivery

@@ -5,11 +5,11 @@
 them was deleted in between because its grace time had ended, step 2 is repeated: the next snapshot names its
 replacement.
 3. The manifest is written, which makes the backup complete.
-4. Files of an earlier backup in the folder are removed if the new backup does not have them.
+4. Files of an earlier backup that the new backup does not need are removed from the folder.
 
 The folder holds the earlier backup until step 3, and the new one afterwards, even if the run is interrupted. After an
-error or Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup does. The source is only
-read: nothing there is held, marked or deleted.
+error or Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup does. The backup only
+reads the source: it neither locks, marks nor deletes anything there.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _folder(destination: str | Path) -> Path:
         raise InvalidArgumentError(f"destination must be a folder, got the file {folder}")
     ours = (folder / manifests.NAME, folder / LOCK)
     if folder.exists() and any(folder.iterdir()) and not any(each.exists() for each in ours):
-        raise InvalidArgumentError(f"destination must be a new or empty folder, or one with a backup, got {folder}")
+        raise InvalidArgumentError(f"destination must be new, empty or the folder of an earlier backup, got {folder}")
     return folder
 
 
@@ -159,7 +159,9 @@ def _locked(folder: Path) -> Generator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UnavailableError(f"cannot back up into {folder}: another backup into it is running") from None
+            raise UnavailableError(
+                f"cannot back up into {folder}: another backup into this folder is running. Wait until it ends"
+            ) from None
         yield
 
 

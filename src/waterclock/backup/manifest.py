@@ -66,8 +66,8 @@ def read_manifest(folder: Path) -> Manifest:
         text = file.read_bytes()
     except FileNotFoundError:
         raise NotFoundError(
-            f"no complete backup found in {folder}: it has no {NAME}, which is written last. Was the backup"
-            " interrupted?"
+            f"no complete backup found in {folder}: it has no {NAME}, which a backup writes last. If the backup"
+            " was interrupted, run it again"
         ) from None
     except OSError as error:
         raise UnavailableError(f"cannot read {file}: {error}") from error

@@ -1,7 +1,7 @@
 """Restores a backup as a new SQLite database with ledger files of its own.
 
-1. The manifest and every checksum are checked; nothing is written before.
-2. The database is copied under a name that no command opens, and gets a store of its own.
+1. The manifest and every checksum are checked before anything is written.
+2. The database is copied under a name that no command opens, and gets a ledger store of its own.
 3. The ledger files are copied; each is compared with its checksum once more.
 4. The database gets its name, which makes the copy complete. If the restore is interrupted earlier, there is no
 database. After an error or Ctrl-C there are no ledger files either; a kill leaves some.
@@ -112,7 +112,7 @@ def restore(source: str | Path, url: str, ledgers: str | Path | None = None, rep
     files = LedgerFiles(root)
     if not files.is_empty():
         raise InvalidArgumentError(
-            f"ledgers must be a new or empty folder, got {root}. Remove it if an interrupted restore left it behind"
+            f"ledgers must be a new or empty folder, got {root}. If a restore was interrupted, remove the folder"
         )
     folder = Path(source).absolute()
     manifest = check_backup(folder, report)
@@ -129,7 +129,7 @@ def _new_database(url: str) -> Path:
     database = database_file(url)
     for suffix in _BESIDE:
         if (found := Path(f"{database}{suffix}")).exists():
-            raise InvalidArgumentError(f"url must be a new database, got {found}, which exists")
+            raise InvalidArgumentError(f"url must name a new database, got {found}, which already exists")
     return database
 
 
@@ -163,7 +163,7 @@ def _remove_half(database: Path, files: LedgerFiles) -> None:
         _remove_part(Path(unfinished(str(database))))
         files.clear()
     except (OSError, UnavailableError) as error:
-        _log.warning("cannot remove %s, so remove it before the next restore: %s", files.place, error)
+        _log.warning("cannot remove %s: %s. Remove it before the next restore", files.place, error)
 
 
 def _copy_ledgers(folder: Path, ledgers: tuple[Kept, ...], files: LedgerFiles, report: Report) -> None:

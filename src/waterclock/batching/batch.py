@@ -244,7 +244,7 @@ class Batch:
         if reason not in _REASONS:
             raise SchemaError(
                 f"cannot read the batch: its close reason {quoted(reason)} is unknown to this version of Waterclock."
-                " Read it with the version that wrote it"
+                " Read the batch with the version that wrote it"
             )
         messages = tuple(from_arrow(columns))
         return cls(source, start, end, closed_at, _REASONS[reason], messages, number, offsets, run)

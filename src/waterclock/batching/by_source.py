@@ -1,4 +1,4 @@
-"""Batches many sources at once, with one batcher for each, created when its first message comes."""
+"""Batches many sources at once, with one batcher for each, created when the first message of the source arrives."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class BySource:
         elif source in self._by_rate:
             self._closed += self._by_rate.reset(source)
         else:
-            raise NotFoundError(f"no source named {quoted(source)}; none of its messages was added")
+            raise NotFoundError(f"no source named {quoted(source)}; this batcher has no message of such a source")
         return self._take_closed()
 
     def processed(self, took: Duration, batch: Batch) -> int | None:
@@ -170,8 +170,8 @@ class BySource:
         check_batch(batch)
         if batch.source in self._lanes:
             raise InvalidArgumentError(
-                f"batch must come from batching by rate, got {quoted(batch.id)}, whose rule has no length"
-                " that could change"
+                f"batch must come from batching by rate, got {quoted(batch.id)}. Only these batches have an"
+                " adaptive length"
             )
         batcher = self._by_rate.batchers.get(batch.source)
         return None if batcher is None else batcher.processed(took, batch)

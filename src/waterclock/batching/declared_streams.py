@@ -30,5 +30,5 @@ def stream_names(streams: Iterable[str], option: str) -> list[str]:
         raise InvalidArgumentError(f"{option} must be a list of names or None, got {quoted(streams)}") from None
     for name in names:
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
-            raise InvalidArgumentError(f"{option} must be non-empty strings, got {quoted(name)}")
+            raise InvalidArgumentError(f"{option} must hold non-empty strings, got {quoted(name)}")
     return names

@@ -97,7 +97,7 @@ class Kernel:
             return import_module(self._name)
         except RuntimeError as error:
             raise UnavailableError(
-                f"Numba found no writable folder for its compiled code ({error}). Set NUMBA_CACHE_DIR to one"
+                f"Numba cannot store its compiled code: {error}. Set NUMBA_CACHE_DIR to a writable folder"
             ) from error
 
     def call(self, function: str, rows: int, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The command ``waterclock``, which finds the noun and turns errors into exit codes."""
+"""The command ``waterclock``, which finds the subcommand and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def _complaint(error: Exception, arguments: list[str]) -> str | None:
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         extra = _EXTRAS.get((error.name or "").partition(".")[0])
-        missing = f"{error.name} is not installed. It belongs to the extra '{extra}'"
+        missing = f"{error.name} of the extra '{extra}' is not installed"
         return None if extra is None else f"{missing}. Run: {install_command(extra)}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {quoted(str(error.filename))}: {error.strerror}"

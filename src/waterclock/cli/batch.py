@@ -148,7 +148,8 @@ def batch(
     if into is not None:
         if svg is not None or limit is not None:
             raise InvalidArgumentError(
-                "svg and limit must be omitted with into, which puts the batches into a table instead of printing them"
+                "--svg and --limit cannot be combined with --into, which puts the batches into a table instead of"
+                " printing them"
             )
         from waterclock.cli.gateway.batch_into import batch_into
 
@@ -163,7 +164,7 @@ def batch(
         return
     if by == "rate" or follow or since is not None or source is not None or max_skew != "10s":
         raise InvalidArgumentError(
-            "into is missing: by=rate, follow, since, source and max_skew need it. Name a message table"
+            "--into is missing: --by rate, --follow, --since, --source and --max-skew need a message table"
         )
     make_batcher: Callable[[], EventTimeBatcher | IdBatcher]
     if by == "id":
@@ -195,7 +196,11 @@ def _check_rules(by: str, **options: dict[str, object]) -> None:
     """Refuse options of other rules; each rule has its own, with whether they are given."""
     for rule, given in options.items():
         for name in (name for name, value in given.items() if value and rule != by):
-            raise InvalidArgumentError(f"{name} needs by={rule!r}, got {quoted(by)}")
+            raise InvalidArgumentError(f"{_option(name)} cannot be used with --by {by}")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _checked_lengths(window: str | None, max_delay: str | None) -> tuple[str, str]:
@@ -204,7 +209,7 @@ def _checked_lengths(window: str | None, max_delay: str | None) -> tuple[str, st
 
 def _checked(name: str, value: str | None, by: str, example: str = "500ms") -> str:
     if value is None:
-        raise InvalidArgumentError(f"{name} is missing: batching by {by} needs it, for example {example}")
+        raise InvalidArgumentError(f"{_option(name)} is missing. Batching by {by} needs a value such as {example}")
     return value
 
 
@@ -216,10 +221,10 @@ def _messages(
     elif common.url is not None:
         messages = _read_topic(place, common, progress)
     else:
-        raise InvalidArgumentError(f"no file {quoted(place)} found; to read the topic of this name, add --url")
+        raise InvalidArgumentError(f"no file {quoted(place)} found. To read the topic of this name, add --url")
     for message in islice(messages, limit):
         if message.receive_time is None:
-            raise InvalidArgumentError(f"{message} has no receive_time, which batching needs to detect late messages")
+            raise InvalidArgumentError(f"receive_time must be set to detect late messages, got None in {message}")
         yield message
 
 

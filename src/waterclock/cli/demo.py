@@ -1,4 +1,4 @@
-"""``waterclock demo`` shows the main job, or this machine live: progress on the terminal and figures on stdout."""
+"""``waterclock demo`` runs the main job, or measures this machine live. Progress goes to stderr, figures to stdout."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def demo(
         from waterclock.demo.main_job import run_main_job
 
         if seconds is not None:
-            raise InvalidArgumentError("seconds must be omitted without --live: only the live demo measures")
+            raise InvalidArgumentError("--seconds can only be used with --live: only the live demo measures")
         books = run_main_job(folder, report)
     _print(books, common)
     return 0 if books.balances else 1

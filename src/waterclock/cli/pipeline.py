@@ -130,12 +130,12 @@ def replay(
     if not chosen:
         raise NotFoundError(unknown_name("pipeline", pipeline, names, f"the file has {', '.join(names)}"))
     if len(chosen) > 1:
-        raise InvalidArgumentError(f"pipeline is missing; name one of {', '.join(names)}")
+        raise InvalidArgumentError(f"the pipeline is missing; name one of {', '.join(names)}")
     check_places(chosen[0])
     now = system_clock()
     begin, end = to_time(since, "since", now=now), to_time(until, "until", now=now)
     if begin >= end:
-        raise InvalidArgumentError(f"since must be before until, got {quoted(since)} and {quoted(until)}")
+        raise InvalidArgumentError(f"--since must be earlier than --until, got {quoted(since)} and {quoted(until)}")
     progress = replay_pipeline(_session(read, master, settings, spark_log), chosen[0], begin, end)
     common.output.facts({"messages": progress.messages, "batches": progress.batches, "rejected": progress.rejected})
 
@@ -145,7 +145,7 @@ def _session(file: PipelineFile, master: str | None, conf: Mapping[str, str], lo
     from waterclock.spark.pipeline.failures import in_a_line, leave_traces_out
 
     if log is not None and (log.is_dir() or not log.absolute().parent.is_dir()):
-        raise InvalidArgumentError(f"spark-log must be a file in an existing folder, got {quoted(str(log))}")
+        raise InvalidArgumentError(f"--spark-log must be a file in an existing folder, got {quoted(str(log))}")
     leave_traces_out()
     settings = {**file.spark, **conf}
     where = master or settings.pop("spark.master", "local[*]")
@@ -159,7 +159,7 @@ def _settings(given: list[str] | None) -> dict[str, str]:
     for text in given or []:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):
-            raise InvalidArgumentError(f"conf must be spark.NAME=VALUE, got {quoted(text)}")
+            raise InvalidArgumentError(f"--conf must be spark.NAME=VALUE, got {quoted(text)}")
         settings[name] = value
     return settings
 

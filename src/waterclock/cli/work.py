@@ -170,10 +170,10 @@ def _found(database: Database, handlers: list[str], table: str | None) -> dict[M
         place, _, its_table = text.partition("@")
         name = its_table or table
         if name is None:
-            raise InvalidArgumentError(f"without --table, handler must be {place}@TABLE, got {quoted(text)}")
+            raise InvalidArgumentError(f"handler must be {place}@TABLE without --table, got {quoted(text)}")
         if name in found:
             raise InvalidArgumentError(
-                f"table must have one handler or functions by kind, got two handlers for {quoted(name)}"
+                f"each table must have one handler or functions by kind, got two handlers for {quoted(name)}"
             )
         found[name] = _imported(place)
     return {database.table(name): handler for name, handler in found.items()}
@@ -187,7 +187,9 @@ def _imported(place: str) -> Any:
         found: Any = importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            raise InvalidArgumentError(f"no module named {quoted(module)} in this folder or installed") from None
+            raise InvalidArgumentError(
+                f"no module named {quoted(module)} in this folder or among the installed packages"
+            ) from None
         said = in_a_line(said_of(error))
         raise InvalidArgumentError(f"cannot import module {quoted(module)}: {said}") from error
     for part in name.split("."):

@@ -314,7 +314,7 @@ def clock_of(messages: Records) -> int:
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
     column = table.column(name)
     if column.null_count:
-        raise InvalidArgumentError(f"column {quoted(name)} must not hold nulls. Filter or fill them")
+        raise InvalidArgumentError(f"column {quoted(name)} must not hold nulls. Filter out or fill the nulls")
     return column
 
 

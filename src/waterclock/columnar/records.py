@@ -57,7 +57,8 @@ def records(cell: bytes | bytearray | memoryview | pa.Buffer, count: int) -> Rec
     if len(cell) % 2:
         return _read(np.frombuffer(cell, np.uint8), np.array([0, len(cell)]), np.array([count]))
     raise SchemaError(
-        f"{len(cell)} bytes do not hold {count} messages of {PLAIN.itemsize} or {POSITIONED.itemsize} bytes"
+        f"a packed row must hold {count} messages of {PLAIN.itemsize} or {POSITIONED.itemsize} bytes, got {len(cell)}"
+        " bytes"
     )
 
 

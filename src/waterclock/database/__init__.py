@@ -1,1 +1,1 @@
-"""Databases: one interface to all three, and the catalogue of topics and message tables."""
+"""Databases: one interface to SQLite, PostgreSQL and MariaDB, and the catalogue of topics and message tables."""

@@ -247,7 +247,7 @@ class Backend:
 
     def _wrong_url(self, error: Exception) -> InvalidArgumentError:
         # Raised from None: the driver's own error may quote the URL with secrets.
-        return InvalidArgumentError(f"cannot use the URL {self.name!r}: {self.said(error)}")
+        return InvalidArgumentError(f"cannot use the database URL {self.name!r}: {self.said(error)}")
 
     @overload
     def transact(self, work: Callable[[sa.Connection], _T], *, durable: bool = True) -> _T: ...

@@ -1,7 +1,7 @@
 """A fast path to the driver, for statements that run thousands of times a second.
 
-SQLAlchemy's pool and execution cost four times as much as the driver for a statement of one row. This module compiles a
-statement's text once and caches it, and the converters of its rows.
+SQLAlchemy's pool and execution cost four times as much as the driver for a statement of one row. This module compiles
+each statement once, and caches its text and the converters of its rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Forks: a forked process starts with its own connections, and its parent continues with new ones.
 
 Two processes on one connection get each other's answers. SQLite is worse: it records in memory what the process has
-locked, and a fork copies that memory but not the locks. A child then works without them, even on connections that it
-opens itself, and its parent removes the log to which the child writes. A child also inherits SQLite's internal locks
+locked, and a fork copies that memory but not the locks. A child then works without the locks, even on connections that
+it opens itself, and its parent removes the log to which the child writes. A child also inherits SQLite's internal locks
 that another thread held in the middle of a call, and has no thread to release them. So a fork waits for other threads'
 calls on SQLite, and closes idle connections, so that no child inherits them. A child leaves connections to servers
 alone if they are still in use.

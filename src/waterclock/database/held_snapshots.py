@@ -1,4 +1,4 @@
-"""Finds long-running transactions. The server keeps all row versions since they began, which slows it down."""
+"""Finds long-running transactions, which slow the server down: it keeps all row versions since they began."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Caches, one for each open database of a process, that all users of the database share."""
+"""A cache for each open database of a process, which all users of the database share."""
 
 from __future__ import annotations
 

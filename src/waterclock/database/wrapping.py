@@ -1,4 +1,4 @@
-"""Wraps drivers' errors as SQLAlchemy does, even if it would not wrap them or did not run the statement."""
+"""Wraps drivers' errors as SQLAlchemy does, including those of statements that SQLAlchemy did not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway as a TOML file: an ingest's file, how the topics are batched, and the handlers of the batches."""
+"""Reads a gateway from a TOML file: the ingest, the batching of topics, and the handlers of batches."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ class GatewayFile:
         if "work" in content:
             parts.append(_work(TomlTable(path, lines, "work", content["work"])))
         if not parts:
-            raise InvalidArgumentError(f"{path} must have a table [broker], [kafka], [[batch]] or [work]")
+            raise InvalidArgumentError(
+                f"{path} must have at least one of the tables [broker], [kafka], [[batch]] and [work]"
+            )
         if "work" not in content:
             parts.append(Part("upkeep", ("upkeep", f"--every={_UPKEEP_EVERY}"), _STOPS_WITHIN))
         database = TomlTable(path, lines, "database", content.get("database", {}))

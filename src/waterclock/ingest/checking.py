@@ -1,4 +1,4 @@
-"""A dry run: how the next messages are mapped, and how the broker's settings affect an ingest."""
+"""Dry runs of an ingest: how the next messages would be mapped, and how the broker's settings affect the ingest."""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ def message_from_json(fields: object) -> Message:
         )
     missing = {"source", "stream", "event_time"} - given.keys()
     if missing:
-        raise InvalidArgumentError(f"the message must have {quoted(min(missing))}, got {json.dumps(fields)[:200]}")
+        raise InvalidArgumentError(
+            f"the message must have the field {quoted(min(missing))}, got {json.dumps(fields)[:200]}"
+        )
     payload = given.pop("payload", "")
     if isinstance(payload, str):
         try:
@@ -157,7 +159,7 @@ class MessageFile:
         try:
             found = path.exists()
         except OSError as error:
-            raise InvalidArgumentError(f"the file {quoted(str(path))} cannot be read: {error.strerror}") from error
+            raise InvalidArgumentError(f"cannot read {quoted(str(path))}: {error.strerror}") from error
         if not found:
             raise NotFoundError(f"no file {quoted(str(path))} found")
         read = self._read_parquet if path.suffix == ".parquet" else self._read_lines
@@ -203,7 +205,7 @@ class MessageFile:
     def _too_large(self, path: Path, number: int, size: int) -> InvalidArgumentError:
         return InvalidArgumentError(
             f"{path}, message or line {number}: payload must have at most {self.max_payload} bytes, got {size} or more."
-            " Allow more with --max-payload"
+            " Raise the limit with --max-payload"
         )
 
 
@@ -258,7 +260,7 @@ def parquet_messages(
                 if progress is not None:
                     progress(done, file.metadata.num_rows)
     except (pa.ArrowException, OSError) as error:
-        raise SchemaError(f"{path} is not Parquet, or cannot be read: {error}") from error
+        raise SchemaError(f"cannot read {path} as Parquet: {error}") from error
     except WaterclockError as error:
         raise type(error)(f"{path}: {error}") from None
 

@@ -1,6 +1,6 @@
 """The inbox: received messages that are not appended yet.
 
-It is bounded, so that a slow or unavailable database does not fill the memory.
+The inbox is bounded, so that a slow or unavailable database does not fill the memory.
 """
 
 from __future__ import annotations

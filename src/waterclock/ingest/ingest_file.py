@@ -62,7 +62,7 @@ class IngestFile:
                 raise InvalidArgumentError(f"{path}, line {line}: no key named {key}; choose from {', '.join(_TABLES)}")
         if "broker" in content and "kafka" in content:
             raise InvalidArgumentError(
-                f"{path}, line {lines.find('kafka')}: [broker] and [kafka] must not both be given; write two files"
+                f"{path}, line {lines.find('kafka')}: [broker] and [kafka] must not both be given. Write two files"
             )
         database = TomlTable(path, lines, "database", content.get("database", {}))
         url, ledgers = database.url("url"), database.optional("ledgers")

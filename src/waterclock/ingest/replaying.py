@@ -153,7 +153,7 @@ def _mapping_of(plan: IngestPlan | KafkaPlan) -> _Mapping:
 
             def map_record(received: int) -> tuple[str, list[Message]]:
                 if record.topic not in by_name:
-                    raise InvalidArgumentError(f"no rule reads the topic {quoted(record.topic)}")
+                    raise InvalidArgumentError(f"no rule of the file reads Kafka topic {quoted(record.topic)}")
                 rule = by_name[record.topic]
                 return rule.rule.topic, rule.map(record, received)
 

@@ -180,7 +180,7 @@ class Follower:
         rows = sum(batch.num_rows for batch in batches)
         if self._sources is None and rows < stop.ordinal - start.ordinal:
             _log.warning(
-                "%d messages of topic %r were deleted before they were batched into %r",
+                "%d messages of topic %r were deleted before they were batched into table %r",
                 stop.ordinal - start.ordinal - rows,
                 self._topic.name,
                 self._table.name,

@@ -1,4 +1,4 @@
-"""The row of a follower: its position, the state of its rule, and the number that fences earlier followers."""
+"""The row of a follower: its position, the state of its rule, and the number that excludes earlier followers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def enter(storage: Storage, table: str, rule: str, start: Place) -> tuple[int, F
             return 1, FollowerState(start, None, None)
         if row["rule"] != rule:
             raise InvalidArgumentError(
-                f"cannot batch topic {storage.name!r} into {table!r} with {rule}: it was started with"
+                f"cannot batch topic {storage.name!r} into table {table!r} with {rule}: earlier runs used"
                 f" {row['rule']}. Use the same options, or another table"
             )
         reader_epoch = row["reader_epoch"] + 1
@@ -84,7 +84,8 @@ def save(storage: Storage, connection: sa.Connection, table: str, reader_epoch: 
 
 def _fenced(storage: Storage, table: str) -> LeaseLostError:
     return LeaseLostError(
-        f"another process is batching topic {storage.name!r} into {table!r}. Only one process at a time may do this"
+        f"another process is batching topic {storage.name!r} into table {table!r}. Only one process at a time may do"
+        " this"
     )
 
 

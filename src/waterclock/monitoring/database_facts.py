@@ -97,6 +97,6 @@ class FactsReader:
             except UnavailableError:
                 raise
             except WaterclockError as error:
-                _log.info("cannot count the messages of %r: %s", left[0].name, in_a_line(str(error)))
+                _log.info("cannot count the messages of table %r: %s", left[0].name, in_a_line(str(error)))
                 unread.append(left.popleft().name)
         return counts, unread

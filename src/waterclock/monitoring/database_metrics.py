@@ -59,7 +59,7 @@ class DatabaseMetrics(Collector):
             yield gauge("waterclock_up", _UP, [], [((), 0)])
             return
         if not self._was_up:
-            _log.info("metrics can be read from the database again", extra=event("metrics_available"))
+            _log.info("reading metrics from the database works again", extra=event("metrics_available"))
         self._was_up = True
         yield from _families(facts, self._limit)
 

@@ -154,4 +154,4 @@ def failing_claims(backend: Backend) -> Iterator[str]:
             .group_by(message_tables.c.name)
         )
         for name, failure in connection.execute(statement).all():
-            yield f"claims from {name!r} fail: {failure}"
+            yield f"claims from table {name!r} fail: {failure}"

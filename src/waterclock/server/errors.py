@@ -70,7 +70,7 @@ def error_response(error: Exception, backend: Backend, *, suggests: bool) -> JSO
         content["reference"] = secrets.token_hex(4)
         trace = error if status == _FAILED else None
         _log.error(
-            "request failed, reference %s: %s",
+            "request with reference %s failed: %s",
             content["reference"],
             in_a_line(said_of(error)),
             exc_info=trace,

@@ -63,7 +63,7 @@ def serve(
     """
     host, port = parse_address(listen)
     if (certificate is None) != (key is None):
-        raise InvalidArgumentError("certificate and key must both be given, got one of them")
+        raise InvalidArgumentError("certificate and key must both be given or both be omitted")
     most = MAX_REQUESTS if rate_limit is None else check_count(rate_limit, "rate_limit")
     policy = Policy(is_loopback(host), require_token, read_only, most)
     files: dict[str, Any] = {} if certificate is None else {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}

@@ -36,7 +36,7 @@ class Opening:
 def needed(options: Mapping[str, str], name: str) -> str:
     """Return a required option."""
     if name not in options:
-        raise InvalidArgumentError(f'option {quoted(name)} is missing. Add .option("{name}", …)')
+        raise InvalidArgumentError(f'option {name} is missing. Add .option("{name}", …)')
     return options[name]
 
 

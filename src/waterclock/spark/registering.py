@@ -129,8 +129,8 @@ def portable_source() -> type[DataSource]:
                 os.environ["SPARK_HIDE_TRACEBACK"] = "1"
                 raise ImportError(
                     f"cannot use the format waterclock: {error} in {sys.executable} on {platform.node()}."
-                    " Install there the version of waterclock[spark] that the driver has, or point"
-                    " PYSPARK_PYTHON to a Python with that version"
+                    " On that machine, install the driver's version of waterclock[spark], or point PYSPARK_PYTHON to a"
+                    " Python that has this version"
                 ) from None
             return source(options)
 

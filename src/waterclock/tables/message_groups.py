@@ -1,4 +1,4 @@
-"""The groups of a message table, as operators see and manage them."""
+"""The groups of a message table: how operators list and change them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NamedTable(Protocol):
 
 
 class MessageGroups:
-    """The groups of one message table (message groups, "Manageability").
+    """The groups of one message table (*Message Groups*, "Manageability").
 
     Messages in flight are left alone and counted as skipped, unless ``force=True``. With ``dry_run=True`` a command
     only reports its changes.
@@ -47,7 +47,7 @@ class MessageGroups:
     def __init__(self, context: TableContext, load: Callable[[str], TableContext]) -> None:
         if context.options.groups is None:
             raise InvalidArgumentError(
-                f"message table {context.name!r} has no groups; create one with groups='sequenced' or 'exclusive'"
+                f"message table {context.name!r} has no groups. Create a table with groups='sequenced' or 'exclusive'"
             )
         self._context = context
         self._load = load
@@ -91,7 +91,7 @@ class MessageGroups:
         force: bool = False,
         dry_run: bool = False,
     ) -> GroupChange:
-        """Move a group's messages to another message table in order; those whose id exists there stay.
+        """Move a group's messages to another message table in order; messages whose id exists there stay.
 
         Raises
         ------
@@ -108,7 +108,8 @@ class MessageGroups:
         group_moving.check_target(self._context, target)
         if target.options.groups and target.options.ungrouped == "reject" and not group:
             raise InvalidArgumentError(
-                f"cannot move to {target.name!r}: it rejects messages without a group (ungrouped='reject')"
+                f"cannot move to table {target.name!r}: this table rejects messages without a group"
+                " (ungrouped='reject')"
             )
         return self._run(
             lambda own: group_moving.move(
@@ -131,7 +132,7 @@ class MessageGroups:
         )
 
     def pause(self, group: Group, until: Time | None = None, *, dry_run: bool = False) -> GroupChange:
-        """Stop sending messages of a group until then, or until `resume`; those in flight may be acked."""
+        """Stop sending messages of a group until this time, or until `resume`; messages in flight may be acked."""
         end = MAX_NS if until is None else to_time(until, "until")
         return self._run(lambda own: group_commands.pause(self._context, own, self._named(group), end, dry_run=dry_run))
 

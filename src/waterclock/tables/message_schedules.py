@@ -1,4 +1,4 @@
-"""The schedules of a message table, as operators see and manage them."""
+"""The schedules of a message table: how operators list and change them."""
 
 from __future__ import annotations
 

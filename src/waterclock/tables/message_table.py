@@ -78,9 +78,9 @@ _SHOWN = ("ready", "scheduled", "in_flight", "delayed", "acked", "dead", "exhaus
 
 
 class MessageTable:
-    """A queue in a SQL table (message tables). Thread-safe.
+    """A message table: a queue in a SQL table. Thread-safe.
 
-    Plain SQL works, too: ``INSERT INTO name(id, message) VALUES …`` enqueues, SELECT looks.
+    Plain SQL works, too: ``INSERT INTO name(id, message) VALUES …`` enqueues a message, and SELECT shows messages.
     """
 
     def __init__(self, context: TableContext) -> None:
@@ -187,7 +187,7 @@ class MessageTable:
                 return
 
     def pause(self, until: Time | None = None) -> None:
-        """Send no messages until then, or until `resume`; those in flight may be acked. Applies within a second."""
+        """Send no messages until this time or `resume`; messages in flight may be acked. Applies within a second."""
         self._change(paused_until=MAX_NS if until is None else to_time(until, "until"))
 
     def resume(self) -> None:
@@ -278,15 +278,15 @@ class MessageTable:
             handling, or while it backs off, adds another. ``"done"``: until it is acked or dead.
         on_conflict
             ``"existing"`` (default): the waiting message is left unchanged. ``"replace"``: it gets the payload, the
-            time and all other values of this one, but keeps its id. A leased message is left unchanged.
+            time and all other values of the new message, but keeps its id. A leased message is left unchanged.
         closes_group
             Whether the group ends with this message: once it and all before it are acked, the exclusive group is
             released from its consumer, as by `groups.close`. Later messages of the name go to any consumer.
         connection
             A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
-            driver, whose transaction contains the put: a commit delivers the message, a rollback discards it. On one
-            that commits each statement, the put is a transaction of its own. For an asynchronous SQLAlchemy connection,
-            pass the one that ``run_sync`` provides.
+            driver, whose transaction contains the put: a commit delivers the message, a rollback discards it. If the
+            connection commits each statement, the put is a transaction of its own. For an asynchronous SQLAlchemy
+            connection, pass the connection that ``run_sync`` provides.
         columns
             Values of additional columns.
 
@@ -565,7 +565,8 @@ class MessageTable:
         Parameters
         ----------
         ids
-            Ids, which are acked even if a consumer has them, or deliveries, which are acked unless their lease is lost.
+            Ids, which are acked even if a consumer has the messages, or deliveries, which are acked unless their lease
+            is lost.
         connection
             As in `put`: the acks count when the caller commits. After a rollback the deliveries can be acked again, or
             given back.
@@ -597,7 +598,7 @@ class MessageTable:
         Parameters
         ----------
         at
-            When.
+            The time at which they are sent next.
         epoch
             How often they count as sent, which determines the next back-off; None: unchanged.
         """
@@ -654,7 +655,7 @@ class MessageTable:
         Parameters
         ----------
         ids
-            Which.
+            The messages to cancel.
         reason
             Why; kept in the column ``last_error``, and shown by `explain`.
         connection
@@ -682,12 +683,12 @@ class MessageTable:
     def dead_letter(self, ids: MessageId | Iterable[MessageId], reason: str) -> int:
         """Move messages to the dead-letter table, even if they have attempts left; return how many.
 
-        Those that consumers have stay with them. In a group, the messages behind them proceed.
+        Messages that consumers have stay with them. In a group, the messages behind the moved ones proceed.
 
         Parameters
         ----------
         ids
-            Which.
+            The messages to move.
         reason
             Kept in the column ``dead_reason``.
 
@@ -712,7 +713,7 @@ class MessageTable:
         Parameters
         ----------
         ids
-            Which; None: all.
+            The dead letters to redrive; None: all.
         limit
             Maximum count; None: all.
 
@@ -773,7 +774,7 @@ class MessageTable:
             return table_stats(context, connection)
 
     def peek(self, limit: int = 10, group: str | None = None) -> list[Peeked]:
-        """Look at messages without taking them, in the order in which consumers would get them.
+        """Read messages without taking them, in the order in which consumers would get them.
 
         Due messages come first, then later ones. In a table with groups a group's messages come together. Leased
         messages are left out, and a pause of the table changes nothing. Nothing is locked or written, so a read-only

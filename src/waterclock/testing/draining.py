@@ -114,8 +114,8 @@ def _drain(table: MessageTable, handlers: Handlers, loop: asyncio.Runner, connec
             with lend() as own:
                 acking.give_back(context, own, [delivery.leased])
             raise InvalidArgumentError(
-                f"limit of {limit} messages of {table.name!r} reached, and more are due. Does a handler put a new"
-                " message each time?"
+                f"limit of {limit} messages of table {table.name!r} reached, and more messages are due. Does a handler"
+                " put a new message each time?"
             )
         count += 1
         _handle(context, lend, delivery, partial(_call, handler, loop), connection)
@@ -182,7 +182,8 @@ def _handle(
     with lend() as own:
         if not _record(context, own, delivery, outcome, failure):
             raise LeaseLostError(
-                f"message {delivery.id!r} of {context.name!r} was acked or rescheduled while its handler was running"
+                f"message {delivery.id!r} of table {context.name!r} was acked or rescheduled while its handler was"
+                " running"
             )
     if connection is None:
         delivery.end("ack" if outcome.verb in ("ack", "discard") else "nack")

@@ -178,7 +178,7 @@ class Worker:
             return ["the worker has not started" if self._stops_at is None else "the worker stops"]
         with self._changing:
             failing = [one.table.name for one in self._fetchers if one.subscription.is_failing]
-        return [f"claims from {name!r} fail" for name in failing]
+        return [f"claims from table {name!r} fail" for name in failing]
 
     def facts(self) -> dict[str, Any]:
         """Return the numbers of slots, of used slots, and of waiting messages."""
@@ -215,7 +215,7 @@ class Worker:
             If a table is dropped, or cannot be used.
         """
         if self._has_run:
-            raise InvalidArgumentError("cannot run this worker again; create a new one")
+            raise InvalidArgumentError("cannot run this worker again. Create a new worker")
         self._has_run = True
         with ExitStack() as stack:
             if signals:
@@ -435,8 +435,8 @@ class Worker:
             self._watch.processes.close(left())
         if not (all(recorded) and all(claimed)):
             _log.warning(
-                "the database does not answer; messages whose outcomes cannot be written are sent again when their"
-                " leases end"
+                "the database does not respond; messages whose outcomes cannot be written will be redelivered when"
+                " their leases end"
             )
 
     def _wait_for_unwinding(self) -> None:

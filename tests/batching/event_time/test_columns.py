@@ -304,7 +304,7 @@ def test_a_null_is_refused_with_its_column(changes: dict[str, Any]) -> None:
         ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, keep, got 'merge'"),
         ({"boundaries": "run"}, r"boundaries must be a list of names, got 'run'. Write boundaries=\['run'\]"),
         ({"boundaries": ""}, "boundaries must be a list of names, got ''"),
-        ({"boundaries": [1]}, "boundaries must be non-empty strings, got 1"),
+        ({"boundaries": [1]}, "boundaries must hold non-empty strings, got 1"),
         ({"now": 1.5}, "now must be .*, got 1.5"),
     ],
 )

@@ -305,8 +305,8 @@ def test_a_message_at_the_beginning_of_time_is_not_late() -> None:
             {"streams": "temperature"},
             r"streams must be a list of names, got 'temperature'\. Write streams=\['temperature'\]",
         ),
-        ({"streams": ["a", ""]}, "streams must be non-empty strings, got ''"),
-        ({"streams": ["a", 1]}, "streams must be non-empty strings, got 1"),
+        ({"streams": ["a", ""]}, "streams must hold non-empty strings, got ''"),
+        ({"streams": ["a", 1]}, "streams must hold non-empty strings, got 1"),
         ({"streams": 3}, "streams must be a list of names or None, got 3"),
     ],
 )
@@ -430,5 +430,5 @@ def test_batches_before_the_last_boundary_have_no_run_after_a_reset() -> None:
 
 
 def test_boundaries_must_be_among_declared_streams() -> None:
-    with pytest.raises(InvalidArgumentError, match=r"boundaries must be among streams=\['a'\], got \['r'\]"):
+    with pytest.raises(InvalidArgumentError, match=r"boundaries must be among the streams \['a'\], got \['r'\]"):
         batcher(boundaries={"r"}, streams=["a"])

@@ -153,7 +153,7 @@ def test_a_file_changed_in_its_appended_part_is_refused_with_the_line(
     assert append("log.jsonl") == WRONG_USAGE
     said = " ".join(capsys.readouterr().err.split())
     assert says in said
-    assert "give it a --producer of its own" in said
+    assert "give it its own --producer" in said
     assert numbers(topic) == list(range(count))
     assert append("log.jsonl", "--producer", "another") == DONE
 
@@ -181,7 +181,7 @@ def test_an_appended_line_that_is_not_a_message_any_more_is_an_error(
     assert append("log.jsonl") == WRONG_USAGE
     said = " ".join(capsys.readouterr().err.split())
     assert "line 10" in said
-    assert "it was already appended" in said
+    assert "the file was already appended" in said
     assert numbers(topic) == list(range(30))
 
 
@@ -242,7 +242,10 @@ def test_a_file_that_grew_twice_continues_where_its_producer_is_named(topic: Top
 
 @pytest.mark.parametrize(
     ("count", "says"),
-    [(1_500, "has already appended other messages as 1000 to 1499"), (900, "more than this file has")],
+    [
+        (1_500, "has already appended other messages with the numbers 1000 to 1499"),
+        (900, "which this file does not have"),
+    ],
 )
 def test_another_file_under_the_same_producer_is_refused(
     topic: Topic, capsys: pytest.CaptureFixture[str], count: int, says: str

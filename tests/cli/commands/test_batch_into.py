@@ -55,25 +55,25 @@ def test_people_read_a_line_and_pipes_get_no_data(filled: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("batch", "telemetry", "--into", "batches"), "window is missing: batching by event time needs it"),
+        (("batch", "telemetry", "--into", "batches"), "--window is missing. Batching by event time needs"),
         (("batch", "telemetry", "--into", "nowhere", *RULE), "no message table named 'nowhere'"),
         (("batch", "nowhere", "--into", "batches", *RULE), "no topic named 'nowhere'"),
-        (("batch", "telemetry", "--into", "numbers", *RULE), "with text ids, got 'numbers' with bigint ids"),
+        (("batch", "telemetry", "--into", "numbers", *RULE), "with text ids, got 'numbers', which has bigint ids"),
         (
             ("batch", "telemetry", *RULE, "--follow"),
-            "into is missing: by=rate, follow, since, source and max_skew need it",
+            "--into is missing: --by rate, --follow, --since, --source and --max-skew need",
         ),
         (
             ("batch", "telemetry", *RULE, "--max-skew", "1s"),
-            "into is missing: by=rate, follow, since, source and max_skew",
+            "--into is missing: --by rate, --follow, --since, --source and --max-skew",
         ),
-        ((*FOLLOW, "--limit", "1"), "svg and limit must be omitted with into"),
-        ((*FOLLOW, "--by", "id", "--id-of", "train"), "window needs by='event_time', got 'id'"),
-        ((*FOLLOW, "--stream", "a"), "stream needs by='id', got 'event_time'"),
-        ((*FOLLOW, "--max-disorder", "1s"), "max_disorder needs by='rate', got 'event_time'"),
+        ((*FOLLOW, "--limit", "1"), "--svg and --limit cannot be combined with --into"),
+        ((*FOLLOW, "--by", "id", "--id-of", "train"), "--window cannot be used with --by id"),
+        ((*FOLLOW, "--stream", "a"), "--stream cannot be used with --by event_time"),
+        ((*FOLLOW, "--max-disorder", "1s"), "--max-disorder cannot be used with --by event_time"),
         (
             ("batch", "telemetry", "--into", "batches", "--by", "rate", "--max-delay", "1s"),
-            "max_delay needs by='event_time', got 'rate'",
+            "--max-delay cannot be used with --by rate",
         ),
         (
             ("batch", "telemetry", "--into", "batches", *RULE, "--since", "noon"),
@@ -105,7 +105,7 @@ def test_by_id_batches_a_header_and_counts_what_is_missing(filled: Shell) -> Non
     with wc.connect("sqlite:///factory.db") as database:
         assert sorted(landed(database.table("batches"))) == sorted(row["id"] for row in printed)
     assert filled("batch", "pulses", "--by", "id", "--into", "batches", expect=2) == ""
-    assert "id_of is missing: batching by id needs it" in filled.said
+    assert "--id-of is missing. Batching by id needs" in filled.said
 
 
 def test_boundaries_cut_batches_in_a_table_and_on_the_terminal(filled: Shell) -> None:
@@ -124,7 +124,7 @@ def test_boundaries_cut_batches_in_a_table_and_on_the_terminal(filled: Shell) ->
     assert len({batch.run for batch in by_rate if batch.reason == "boundary"}) > 3
     by_id = ("--by", "id", "--id-of", "pulse", "--max-delay", "1s")
     filled("batch", "telemetry", "--into", "batches", *by_id, "--boundary", "m1", expect=2)
-    assert "boundary needs by='event_time', got 'id'" in filled.said
+    assert "--boundary cannot be used with --by id" in filled.said
 
 
 def test_a_follower_ends_at_a_signal_having_committed_whole_steps(filled: Shell) -> None:
@@ -177,4 +177,4 @@ def test_each_change_of_an_adaptive_length_is_a_line(filled: Shell, monkeypatch:
         2 * 10**9,
     )
     assert filled(*words[:-1], "1s", "--longest", "8s", expect=2) == ""
-    assert "longest needs batch_length 'adaptive', got '1s'" in filled.said
+    assert "--longest can only be used with --batch-length adaptive, got '1s'" in filled.said

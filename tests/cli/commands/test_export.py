@@ -70,7 +70,7 @@ def test_a_file_that_exists_and_an_unknown_ending_are_refused(filled: Shell) -> 
     assert "the file exists. Choose another name" in filled.said
     assert Path("there.csv").read_text() == "mine"
     filled("topic", "export", "telemetry", "--to", "all.xlsx", expect=2)
-    assert "to must end in .parquet, .csv, .jsonl, got 'all.xlsx'" in filled.said
+    assert "the file must end in .parquet, .csv, .jsonl, got 'all.xlsx'" in filled.said
     filled("topic", "export", "telemetry", "--to", "no/folder.csv", expect=1)
     assert "cannot write 'no/folder.csv': No such file or directory" in filled.said
     filled("topic", "export", "telemetry", "--to", "there.csv/all.csv", expect=1)

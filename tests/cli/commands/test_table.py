@@ -26,7 +26,7 @@ def test_a_table_is_made_with_its_options_and_they_are_shown_and_changed(orders:
     assert info["rate_limit"] is None
     orders("table", "alter", "orders", "--rate-limit", "0", expect=WRONG_USAGE)
     orders("table", "alter", "orders", expect=WRONG_USAGE)
-    assert "Name at least one" in orders.said
+    assert "Pass at least one option" in orders.said
 
 
 def test_a_table_of_groups_is_made_with_the_options_of_groups(shell: Shell) -> None:
@@ -177,7 +177,7 @@ def test_messages_move_to_the_dead_letters_by_id_or_by_filter(shell: Shell) -> N
     move = ("table", "dead-letter", "orders")
     shell(*move, "--reason", "sold", expect=WRONG_USAGE)
     shell(*move, "2", "--text", "tea", "--reason", "sold", expect=WRONG_USAGE)
-    assert "dead-letter needs either ids or a filter" in shell.said
+    assert "either ids or a filter" in shell.said
     shell(*move, "2", "99", "--reason", "sold", expect=FAILED)
     shell(*move, "--text", "tea", "--reason", "sold", expect=WRONG_USAGE)
     assert "this would move 1 message of orders to the dead letters" in shell.said
@@ -202,7 +202,7 @@ def test_all_that_backs_off_is_retried(shell: Shell) -> None:
     shell("table", "retry", "orders")
     assert "retrying 0 messages now" in shell.said
     shell("table", "retry", "orders", "--at", "2100-01-01T00:00:00Z", expect=WRONG_USAGE)
-    assert "ids are missing: --at needs at least one" in shell.said
+    assert "--at can only be used with ids" in shell.said
 
 
 def test_a_table_is_removed_only_with_consent(orders: Shell) -> None:

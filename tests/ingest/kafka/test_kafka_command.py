@@ -63,7 +63,7 @@ def test_a_file_says_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("kafka://one", "http://one", "line 3: kafka.url = 'http://one,two:9093': url must be kafka://HOST"),
         ('"skip"', '"keep"', "lost must be stop or skip, got 'keep'"),
         ("07-02", "06-02", "until must be later than start"),
-        ('"security.protocol"', '"group.id"', "property group.id is set by waterclock"),
+        ('"security.protocol"', '"group.id"', "property group.id must be omitted"),
         ('"plant"', '"a/b"', "line 12: subscribe.kafka_topic = 'a/b': kafka_topic must be 1 to 249"),
         ("[[subscribe]]", "[broker]\nurl='mqtt://a'\n[[subscribe]]", "must not both be given"),
         ("${LAB_SECRET}", "${LAB_MISSING}", "environment variable 'LAB_MISSING' is not set"),
@@ -108,13 +108,13 @@ def test_the_log_of_librdkafka_is_not_printed() -> None:
 def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = "kafka://127.0.0.1:1"
     for words, code, text in (
-        ([url], WRONG_USAGE, "topic is missing; name one with --topic"),
-        ([url, "--topic", "t"], WRONG_USAGE, "kafka_topic is missing; name one with --kafka-topic"),
+        ([url], WRONG_USAGE, "--topic is missing; name the topic"),
+        ([url, "--topic", "t"], WRONG_USAGE, "--kafka-topic is missing; name a Kafka topic"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--qos", "0"], WRONG_USAGE, "--qos can only be used with MQTT"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--group", ""], WRONG_USAGE, "group must not be empty"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--property", "x"], WRONG_USAGE, "property must be NAME=VALUE"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--kafka-topic", "a"], WRONG_USAGE, "'a' occurs twice"),
-        (["mqtt://a", "--topic", "t", "--group", "g"], WRONG_USAGE, "options of Kafka need a Kafka URL"),
+        (["mqtt://a", "--topic", "t", "--group", "g"], WRONG_USAGE, "cannot use options of Kafka with another source"),
         (
             ["check", url, "--topic", "t", "--kafka-topic", "a", "--messages", "f"],
             WRONG_USAGE,

@@ -72,7 +72,7 @@ def test_status_is_ignored() -> None:
         (b"\0\0\0\0hs01", "got 'hs01'"),
         (b"\xff\xff\xff\x7fev44" + bytes(8), "cannot decode ev44"),
         (ess.serialise_f144("motor", 1.5, T)[:20], "cannot decode f144"),
-        (ess.serialise_tdct("chopper", np.array([2**63], dtype=np.uint64)), "must fit nanoseconds in 64 bits"),
+        (ess.serialise_tdct("chopper", np.array([2**63], dtype=np.uint64)), "must fit in 64-bit nanoseconds"),
         (ess.serialise_f144("", 1.5, T), "source_name"),
     ],
 )

@@ -52,7 +52,7 @@ def test_another_url_is_refused_without_its_password(url: str) -> None:
     [
         ({"version": "4"}, "version must be 5 or 3.1.1, got '4'"),
         ({"client_id": ""}, "client_id must have 1 to 200 characters"),
-        ({"certificate": "c"}, "certificate and key must be given together"),
+        ({"certificate": "c"}, "certificate and key must both be given"),
         ({"ca": "ca.pem"}, "mqtts://"),
         ({"password": "a", "password_file": "b"}, "must not both be given"),
         ({"receive_maximum": 20_001}, "receive_maximum must be between 1 and 20000, got 20001"),

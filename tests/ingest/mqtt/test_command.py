@@ -129,7 +129,7 @@ def test_errors_name_the_fault_and_no_password(
 ) -> None:
     secret = place.url.partition("@")[0].rpartition(":")[2]
     for words, code, text in (
-        (["ingest", place.url], WRONG_USAGE, "topic is missing; name one with --topic"),
+        (["ingest", place.url], WRONG_USAGE, "--topic is missing; name the topic"),
         (
             ["ingest", f"http://x:{secret}@host", "--topic", "t"],
             WRONG_USAGE,

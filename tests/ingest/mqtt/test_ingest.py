@@ -155,7 +155,7 @@ def test_a_wrong_password_ends_it(database: Database, place: Place) -> None:
         assert "wrong" not in str(own.failure)
 
 
-@pytest.mark.parametrize(("granted", "text"), [(0, "granted QoS 0"), (0x87, "refused the subscription")])
+@pytest.mark.parametrize(("granted", "text"), [(0, "granted only QoS 0"), (0x87, "refused the subscription")])
 def test_a_refused_or_downgraded_subscription_ends_it(
     database: Database, place: Place, monkeypatch: pytest.MonkeyPatch, granted: int, text: str
 ) -> None:

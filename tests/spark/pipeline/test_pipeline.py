@@ -136,22 +136,22 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         (
             'topic = "rejected"',
             'parquet = "{folder}/x/../batches/"',
-            "line 22: output.parquet must not be, contain or lie in",
+            "line 22: output.parquet must not overlap the folder",
         ),
         (
             'topic = "rejected"',
             'parquet = "file://{folder}/batches/late"',
-            "line 22: output.parquet must not be, contain or lie in",
+            "line 22: output.parquet must not overlap the folder",
         ),
         (
             'topic = "rejected"',
             'parquet = "{folder}/./checkpoint/late"',
-            "line 22: output.parquet must not be, contain or lie in",
+            "line 22: output.parquet must not overlap the folder",
         ),
         (
             'topic = "rejected"',
             'parquet = "file:{folder}/b%61tches"',
-            "line 22: output.parquet must not be, contain or lie in",
+            "line 22: output.parquet must not overlap the folder",
         ),
         ('url = "sqlite:///{folder}/f.db"', 'url = "nope"', "line 3: source.url = 'nope': url must be a database URL"),
         ('topic = "telemetry"', 'topic = ""', "line 4: source.topic must be a non-empty string"),
@@ -304,12 +304,12 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
         (
             '/by-rate"',
             '/./by-time/"',
-            "line 42: run.checkpoint must not be, contain or lie in the folder of another output or checkpoint",
+            "line 42: run.checkpoint must not overlap the folder of another output or checkpoint",
         ),
         (
             'table = "rates"',
             'parquet = "{folder}/b"\n[[pipeline.output]]\nwhat = "batches"\nparquet = "{folder}/b/c"',
-            "line 43: output.parquet must not be, contain or lie in",
+            "line 43: output.parquet must not overlap the folder",
         ),
         ('gated = ["s0"]', "gated = [0]", "line 32: batching.gated must be true, false, or a list of streams, got [0]"),
         ("timeout = inf", "timeout = 2.0", "line 33: batching.timeout = 2.0: timeout must be a string such as '1.5s'"),
@@ -332,7 +332,7 @@ def test_several_pipelines_in_a_file_share_its_settings(tmp_path: Path) -> None:
         (
             'table = "rates"',
             'table = "batches"\nurl = "sqlite:///{folder}/other.db"',
-            "line 40: output.table must not be shared by pipelines that read the same topic, got 'batches' twice",
+            "line 40: output.table must differ between pipelines that read the same topic, got 'batches' twice",
         ),
     ):
         with pytest.raises(wc.InvalidArgumentError) as refused:
@@ -464,7 +464,7 @@ def test_a_replay_whose_windows_may_depend_on_deleted_messages_warns(
     topic = database.topic("telemetry")
     assert topic.truncate(topic.head) == len(["sealed", "open"])
     replayed(spark, file, START, START + SECOND)
-    assert "Windows may depend on them, so a live stream may have batched differently" in caplog.text
+    assert "Windows may depend on these messages, so a live stream may have batched differently" in caplog.text
 
 
 def test_a_folder_takes_the_place_of_another_and_lies_never_within_it(spark: SparkSession, tmp_path: Path) -> None:

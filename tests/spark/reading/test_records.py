@@ -125,7 +125,7 @@ def test_a_cell_is_read_in_place_by_its_count(record: np.dtype):
 
 
 def test_a_cell_of_another_length_is_refused():
-    with pytest.raises(SchemaError, match="18 bytes do not hold 1 messages of 20 or 40 bytes"):
+    with pytest.raises(SchemaError, match="must hold 1 messages of 20 or 40 bytes, got 18 bytes"):
         records(bytes(18), 1)
 
 

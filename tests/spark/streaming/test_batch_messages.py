@@ -184,9 +184,9 @@ def test_payloads_of_other_messages_are_refused(topic: Topic, name: str, value: 
 def test_invalid_arguments_are_refused(spark: SparkSession, topic: Topic) -> None:
     batches = batches_on(spark, topic)
     url = str(topic.storage.backend.url)
-    with pytest.raises(wc.InvalidArgumentError, match="url must be given with payloads='telemetry'"):
+    with pytest.raises(wc.InvalidArgumentError, match="url is missing: payloads='telemetry' needs url"):
         messages_of(batches, "telemetry")
-    with pytest.raises(wc.InvalidArgumentError, match="payloads must be given with url or ledgers"):
+    with pytest.raises(wc.InvalidArgumentError, match="payloads is missing: url and ledgers need"):
         messages_of(batches, url=url)
     with pytest.raises(wc.NotFoundError, match="'other'"):
         messages_of(batches, "other", url=url)
@@ -194,7 +194,7 @@ def test_invalid_arguments_are_refused(spark: SparkSession, topic: Topic) -> Non
         messages_of(batches.drop("messages"))
     with pytest.raises(wc.InvalidArgumentError, match="column 'count' must be int, got bigint"):
         messages_of(batches.selectExpr("source", "streams", "CAST(count AS BIGINT) AS count", "messages"))
-    with pytest.raises(wc.InvalidArgumentError, match=r"'payload' has a name that is reserved for messages. Rename it"):
+    with pytest.raises(wc.InvalidArgumentError, match=r"'payload' has a name that is reserved for messages. Rename"):
         messages_of(batches.selectExpr("*", "1 AS payload"), "telemetry", url=url)
     plain = spark.sql("SELECT 'press' AS source, 'load' AS stream, 5L AS event_time, 6L AS receive_time")
     with pytest.raises(PySparkException, match="batches must have the position of each message"):

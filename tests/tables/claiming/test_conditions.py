@@ -284,7 +284,7 @@ def test_invalid_or_unused_names_are_refused(sales: MessageTable) -> None:
             sales.receive(where=where)
     with pytest.raises(InvalidArgumentError, match="'facts' holds json"):
         sales.receive(where="facts = 'x'")
-    with pytest.raises(InvalidArgumentError, match="parameter min is not used"):
+    with pytest.raises(InvalidArgumentError, match="got the unused min"):
         sales.subscribe(where="amount > 3", parameters={"min": 3})
     with pytest.raises(InvalidArgumentError, match=r"^parameters must be a dict"):
         sales.receive(where="amount > 3", parameters=[3])  # type: ignore[arg-type]

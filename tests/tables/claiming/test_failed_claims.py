@@ -259,7 +259,7 @@ def test_claims_that_keep_failing_are_logged_and_shown_by_stats_and_explain(
     with orders.subscribe(consumer="press") as deliveries:
         monkeypatch.setattr(deliveries._stop, "wait", lambda _: False)
         assert deliveries.take(1) == []
-        assert "press cannot claim from 'orders', retrying in 0.2 s" in caplog.text
+        assert "consumer press cannot claim from table 'orders', retrying in 0.2 s" in caplog.text
         stats = orders.stats()
         assert stats.failing == 1
         assert "refused" in (stats.failure or "")
@@ -296,7 +296,7 @@ def test_a_consumer_whose_claims_keep_failing_gives_up_its_groups(
         monkeypatch.setattr(consumer_heartbeat, "GIVE_UP_AFTER", 0.0)
         heartbeat.beat()
         assert renewed == ["renewed"]
-        assert "consumer press releases its groups of 'orders'" in caplog.text
+        assert "consumer press releases its groups of table 'orders'" in caplog.text
         drop()
         assert len(deliveries.take(1)) == 1
         renewed.clear()

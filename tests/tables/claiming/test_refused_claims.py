@@ -94,7 +94,7 @@ def test_a_message_at_the_head_that_is_refused_is_passed_by_and_reported(
     stats = orders.stats()
     assert stats.ready == 3
     assert "skipped for up to 60 s" in (stats.failure or "")
-    assert "cannot claim from 'orders': messages with seq" in caplog.text
+    assert "cannot claim from table 'orders': messages with seq" in caplog.text
     first = next(iter(orders.peek(limit=1))).id
     assert "skipped for up to 60 s" in orders.explain(first).reason
     orders.put("later")

@@ -81,7 +81,7 @@ def test_a_subscription_whose_statements_time_out_warns_and_continues_when_they_
         other.invalidate()  # the lock goes with its session
         consumer.join(60)
     assert received == ["tea"]
-    assert any("me cannot claim from 'orders', retrying in 0.2 s" in text for text in warnings)
+    assert any("consumer me cannot claim from table 'orders', retrying in 0.2 s" in text for text in warnings)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -116,4 +116,4 @@ def test_a_purge_that_times_out_holds_up_no_delivery(orders: MessageTable, monke
     warnings: list[str] = []
     with warnings_of(consumer_purge.__name__, warnings.append), orders.subscribe() as deliveries:
         assert next(deliveries).payload == "tea"
-    assert ["cannot purge 'orders'" in text for text in warnings] == [True]
+    assert ["cannot purge table 'orders'" in text for text in warnings] == [True]

@@ -185,7 +185,7 @@ def test_a_renewal_that_fails_is_logged_and_tried_again(
         with monkeypatch.context() as patch:
             patch.setattr("waterclock.tables.groups.consumers.renew_all", fail)
             later.beat()
-        assert "cannot renew the lease of consumer x of orders: the database is away" in caplog.text
+        assert "cannot renew the lease of consumer x of table orders: the database is away" in caplog.text
         later.beat()
         assert lease_until(database, "x") == clock.now + 30_000_000_000
 

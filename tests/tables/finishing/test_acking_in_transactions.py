@@ -205,7 +205,7 @@ def test_no_call_waits_for_a_transaction_that_acks_the_message(
     }
     with database.backend.engine.connect() as connection:
         delivery.ack(connection=connection)
-        with pytest.raises(UnavailableError, match="the transaction that acked it has not ended"):
+        with pytest.raises(UnavailableError, match="the transaction that acked the message has not ended"):
             what[verb]()
         connection.rollback()
     what[verb]()
@@ -246,7 +246,7 @@ def test_with_leaves_its_ack_to_a_transaction_that_ends_later(orders: MessageTab
         with pytest.raises(ZeroDivisionError) as raised:
             handle_badly(connection)
         connection.rollback()
-    assert "the transaction that acked it has not ended" in raised.value.__notes__[0]
+    assert "the transaction that acked the message has not ended" in raised.value.__notes__[0]
     assert (orders.stats().acked, orders.stats().in_flight) == (1, 1)
 
 
@@ -340,7 +340,8 @@ def test_messages_that_a_subscription_cannot_give_back_on_sqlite_keep_their_leas
             with table.subscribe(consumer="first") as deliveries:
                 next(deliveries).ack(connection=caller)
             assert (
-                "first cannot give back its messages of 'orders', which wait for the end of their lease" in caplog.text
+                "consumer first cannot give back its messages of table 'orders', which wait for the end of their lease"
+                in caplog.text
             )
             caller.commit()
         assert table.receive(consumer="second") == []

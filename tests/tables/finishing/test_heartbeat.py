@@ -160,7 +160,7 @@ def test_a_beat_that_fails_is_tried_again_soon(
         with monkeypatch.context() as patch:
             patch.setattr(heartbeat.extending, "extend_all", _fail)
             pulse.pass_time("25s")
-        assert "cannot extend the leases of 1 messages of 'orders'" in caplog.text
+        assert "cannot extend the leases of 1 messages of table 'orders'" in caplog.text
         pulse.pass_time("10m")
         assert not delivery.lost
 

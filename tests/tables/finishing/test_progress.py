@@ -44,7 +44,7 @@ def test_a_lost_lease_saves_nothing(make_table: MakeTable, clock: MovableClock, 
     clock.move("1h")
     [owner] = table.receive()
     owner.save("mine")
-    with pytest.raises(LeaseLostError, match=r"^cannot save the progress of message 1 of 'orders': its lease ended"):
+    with pytest.raises(LeaseLostError, match=r"^cannot save the progress of message 1 of table 'orders': its lease"):
         lost.save("stale")
     owner.nack("0s")
     [again] = table.receive()

@@ -129,7 +129,7 @@ def test_a_table_of_another_kind_takes_no_group(
     sequenced: MessageTable, make_table: Callable[..., MessageTable]
 ) -> None:
     make_table("texts", id_type="text")
-    with pytest.raises(InvalidArgumentError, match=r"^cannot move to 'texts': it has id_type='text'"):
+    with pytest.raises(InvalidArgumentError, match=r"to 'texts': id_type must be equal"):
         sequenced.groups.move("a", "texts")
 
 
@@ -195,7 +195,7 @@ def test_a_pinned_group_is_not_closed(make_table: Callable[..., MessageTable], p
     put(table, "a1", "a2")
     table.groups.pin("a", "x")
     for dry_run in (True, False):
-        with pytest.raises(InvalidArgumentError, match=r"^cannot close group 'a' of 'orders': it is pinned to 'x'\."):
+        with pytest.raises(InvalidArgumentError, match=r"^cannot close group 'a' of .*: it is pinned to 'x'\."):
             table.groups.close("a", dry_run=dry_run)
     assert table.receive(consumer="y") == []
     assert names(table.receive(1, consumer="x")) == ["a1"]

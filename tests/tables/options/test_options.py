@@ -93,13 +93,13 @@ def test_a_table_is_created_once(make_table: Callable[..., MessageTable], databa
 @pytest.mark.parametrize("adopt", [False, True])
 def test_an_existing_table_with_other_options_is_returned_with_a_warning(database: Database, adopt: bool) -> None:
     database.create_table("orders", payload="json", max_attempts=3, dead_letter="failed", columns={"region": "text"})
-    with pytest.warns(UserWarning, match="exists with other options") as warned:
+    with pytest.warns(UserWarning, match="already exists and keeps its options") as warned:
         database.create_table(
             "orders", payload="text", max_attempts=3, columns={"region": "bigint"}, adopt=adopt, exist_ok=True
         )
     assert [str(each.message) for each in warned] == [
-        "message table 'orders' exists with other options, which are kept: payload is 'json', not 'text';"
-        " columns is {'region': 'text'}, not {'region': 'bigint'}. Change them with alter()"
+        "message table 'orders' already exists and keeps its options: payload is 'json', not 'text';"
+        " columns is {'region': 'text'}, not {'region': 'bigint'}. To change them, call alter()"
     ]
     assert warned[0].filename == __file__
 

@@ -94,7 +94,7 @@ def test_a_purge_reports_a_row_that_cannot_expire_and_deletes_the_others(
     clock.move("2h")
     assert [table.purge(), table.purge()] == [1, 0]
     [reported] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert reported.startswith("cannot remove some expired messages of 'orders': ")
+    assert reported.startswith("cannot remove some expired messages of table 'orders': ")
 
 
 @SQLITE

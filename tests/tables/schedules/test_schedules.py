@@ -160,7 +160,7 @@ def test_a_schedule_that_cannot_put_its_message_does_not_stop_others(
     context = jobs.context
     for _ in range(3):
         clock.move("60s")
-        with pytest.raises(RefusedError, match="schedule 'a bad one' of 'jobs' cannot put its message: "):
+        with pytest.raises(RefusedError, match="schedule 'a bad one' of table 'jobs' cannot put its message: "):
             tick(context)
     assert context.ticks.due_at == clock.now + to_duration("1m")
     assert payloads(jobs) == ["good"] * 3
@@ -376,7 +376,7 @@ def test_a_clock_that_was_a_day_ahead_is_reported_and_the_schedule_can_be_reset(
     clock.now = NOON + to_duration("1h")
     assert (jobs.tick(), jobs.tick()) == (0, 0)
     [warning] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert "schedule 'minutely' of 'jobs' puts nothing until 2030-07-02T12:00:00Z" in warning
+    assert "schedule 'minutely' of table 'jobs' puts nothing until 2030-07-02T12:00:00Z" in warning
     assert "clock was 23h ahead" in warning
     assert "Run 'waterclock schedule reset jobs minutely'" in warning
     assert jobs.schedules()[0].ahead == to_duration("23h")

@@ -128,10 +128,10 @@ def test_a_sealer_with_the_former_store_in_hand_loses_nothing(
         commit(*arguments)
 
     monkeypatch.setattr(sealing, "_commit", relocate_first)
-    with pytest.raises(StoreError, match="Open it again"):
+    with pytest.raises(StoreError, match="Open the topic again"):
         stale.seal()
     monkeypatch.undo()
-    with pytest.raises(StoreError, match="Open it again"):
+    with pytest.raises(StoreError, match="Open the topic again"):
         stale.seal()
     assert len(ledger_files_in(tmp_path / "ledgers")) == 2
     assert sealed.seal() == 1

@@ -451,7 +451,7 @@ def test_a_topic_that_went_on_after_its_catalogue_was_lost_stays_readable(
 
 def test_a_catalogue_that_does_not_say_which_file_a_ledger_has_is_damaged(topic: Topic) -> None:
     change(topic, sa.update(ledgers).where(ledgers.c.ledger == 1).values(path=None))
-    with pytest.raises(DamagedError, match="does not name its file"):
+    with pytest.raises(DamagedError, match="does not name the file of"):
         times(topic)
 
 

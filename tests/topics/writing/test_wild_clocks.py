@@ -127,7 +127,7 @@ def test_a_message_kept_although_ahead_is_a_warning(
         assert topic.append(sent(1, 2)) == Appended(Position(0, 0, 0), 2)
         assert caplog.text == ""
         assert topic.append(sent(20, 1, 30)) == Appended(Position(0, 1, 0), 3)
-    assert "'limited': kept 2 messages of an append" in caplog.text
+    assert "'limited': an append keeps 2 messages" in caplog.text
     assert "publish_time 1970-01-01T00:00:20Z" in caplog.text
     assert (topic.info.max_ahead, topic.info.on_ahead) == (10 * SECOND, "keep")
 

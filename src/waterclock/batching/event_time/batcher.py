@@ -95,7 +95,9 @@ class EventTimeBatcher:
         self._rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap, boundaries)
         self._newest = None if streams is None else dict.fromkeys(declared_streams(streams), _BEFORE_ALL)
         if self._newest is not None and (others := set(self._rule.boundaries) - self._newest.keys()):
-            raise InvalidArgumentError(f"boundaries must be among streams={list(self._newest)}, got {sorted(others)}")
+            raise InvalidArgumentError(
+                f"boundaries must be among the streams {list(self._newest)}, got {sorted(others)}"
+            )
         self._slowest = _heap(self._newest)
         self._source: str | None = None
         self._floor = MIN_NS  # the earliest receive time that may still come

@@ -329,7 +329,9 @@ def _checked_length(sources: npt.NDArray[Any], streams: npt.NDArray[Any], *other
         )
     (count,) = lengths
     if count >= _MOST_ROWS:
-        raise InvalidArgumentError(f"table must have fewer than {_MOST_ROWS} rows, got {count}. Split it by source")
+        raise InvalidArgumentError(
+            f"table must have fewer than {_MOST_ROWS} rows, got {count}. Split the table by source"
+        )
     return count
 
 

@@ -1,8 +1,8 @@
 """The rule of event-time batching over arrays, compiled with Numba. All its compiled code is in this file.
 
-Numba keeps machine code per file and looks for changes in that file alone: a compiled function that called one of
-another file would keep calling the old one after a change there. Only numbers come from other files; after a change of
-one, save this file, too.
+Numba caches machine code per file, and looks for changes only in that file. A compiled function that calls a function
+of another file would keep calling the old function after a change there. So this file takes only numbers from other
+files. After you change one of them, save this file, too.
 """
 
 from __future__ import annotations

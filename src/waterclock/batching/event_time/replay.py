@@ -4,8 +4,8 @@ A replay of ``[since, until)`` returns the batches that start in it, and the lat
 were received in it. Whether a message is accepted depends on its source's receive clock, and the start of a window
 depends on the windows before it. So a replay reads further than its range, in both directions:
 
-- Backward, it reads from the messages received at ``received_from``. For messages with an event time of ``begin`` or
-  later, messages received before that can neither make one late, nor admit one that is ahead.
+- Backward, it reads from the messages received at ``received_from``. Messages received before that do not decide
+  whether a message with an event time of ``begin`` or later is late, or too far ahead.
 - Forward, it reads up to the last message received at ``received_until``. Messages received after that are late for
   windows that start before ``until``.
 

@@ -1,12 +1,12 @@
-"""Estimates how far a stream's clock is off the receive clock, message by message, so that its times can be aligned.
+"""Estimates how far a stream's clock is off the receive clock, message by message, to align its times.
 
 The fastest messages of a stream show its offset: receive time minus event time is the difference of the clocks plus the
 transit time, and delays only add to it. So the offset is a line under these points, as in Moon, Skelly and Towsley,
 "Estimation and removal of clock skew from network delay measurements" (1999). Its slope is the drift.
 
-A message below the line by more than `TOLERANCE` shows a clock that was set forward. One far above it shows a clock
-that was set back, if its event time is before earlier ones; otherwise it is only late. If a clock is set, the line and
-its points move as if the clock had always been so, and the drift stays known.
+A message below the line by more than `TOLERANCE` shows a clock that was set forward. A message far above the line shows
+a clock that was set back, if its event time is before those of earlier messages; otherwise the message is only late. If
+a clock is set, the line and its points move as if the clock had always been set that way, and the drift stays known.
 
 The functions take a row of integers, a NumPy row or a list: the class, the columns and Spark use the same code. All
 compiled code is in this file.

@@ -33,8 +33,8 @@ def warn_of_long_call(messages: list[Message], batch_length: int) -> None:
 def warn(name: str, batch_length: int) -> None:
     """Warn of a long call to ``name``. The text is the same for each call, so that Python shows it once."""
     warnings.warn(
-        f"{name}: one call brought event times more than {ERA} batch lengths of {format_duration(batch_length)}"
-        " apart. Messages that far from the window are delivered with it, not cut into batches. Pass a long"
+        f"{name}: one call had event times more than {ERA} batch lengths of {format_duration(batch_length)} apart."
+        " Messages that far from the open window join its batch and get no batches of their own. Pass a long"
         " backlog in several calls",
         LongCallWarning,
         stacklevel=4,

@@ -1,4 +1,4 @@
-"""Runs: the stretches of a source between boundaries, the messages of declared streams."""
+"""Runs: the stretches of a source between boundaries. A boundary is a message of a declared stream."""
 
 from __future__ import annotations
 

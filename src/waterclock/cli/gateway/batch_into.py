@@ -58,7 +58,7 @@ def batch_into(
         topic, table = database.topic(topic_name), database.table(table_name)
         if table.options.id_type != "text":
             raise InvalidArgumentError(
-                f"into must name a message table with text ids, got {table_name!r} with {table.options.id_type} ids."
+                f"--into must name a table with text ids, got {table_name!r}, which has {table.options.id_type} ids."
                 " Create it with id_type='text'"
             )
         start = beginning(topic.storage)
@@ -82,7 +82,9 @@ def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
     batch_length, longest, timeout, *further = options
     if longest is not None:
         if batch_length != "adaptive":
-            raise InvalidArgumentError(f"longest needs batch_length 'adaptive', got {quoted(batch_length)}")
+            raise InvalidArgumentError(
+                f"--longest can only be used with --batch-length adaptive, got {quoted(batch_length)}"
+            )
         batch_length = AdaptiveBatchLength(longest=longest)
     timeout = float("inf") if timeout == "inf" else timeout
     return ByRate.checked(batch_length, timeout, True, *further)
@@ -98,9 +100,9 @@ def _run(follower: Follower, stop: StopFlag, reporter: _BatchReporter, *, follow
                 raise
             wait = min(2 * wait, _LONGEST_WAIT) or _LONGEST_WAIT / 64
             _log.warning(
-                "cannot continue now: %s; trying again in %.1f s",
-                error,
+                "cannot batch now, retrying in %.1f s: %s",
                 wait,
+                error,
                 extra=event("batching_delayed", seconds=wait),
             )
             stop.wait(wait)

@@ -218,7 +218,7 @@ def check(
         _show(output, each)
     output.talk(f"{counted(seen, 'message')}, {bad} of them would be dead letters")
     if bad:
-        raise WaterclockError(f"cannot map {bad} of {seen} messages for the reasons above. Correct the mapping")
+        raise WaterclockError(f"cannot map {bad} of {seen} messages; the reasons are above. Correct the mapping")
 
 
 def _sample_of_cluster(plan: KafkaPlan, sample: int, seconds: float) -> Iterator[SampledMessage]:
@@ -293,7 +293,9 @@ def _read(source: str, mapping: MappingOptions = _NO_MAPPING, kafka: KafkaOption
     if source.startswith("kafka:"):
         return IngestFile(_kafka_plan_of_url(source, mapping, kafka))
     if kafka != _NO_KAFKA:
-        raise InvalidArgumentError("options of Kafka need a Kafka URL as source, such as kafka://HOST")
+        raise InvalidArgumentError(
+            "cannot use options of Kafka with another source. Pass a Kafka URL, such as kafka://HOST"
+        )
     if _is_url(source):
         return IngestFile(_mqtt_plan_of_url(source, mapping))
     if mapping != _NO_MAPPING:
@@ -327,12 +329,12 @@ def _kafka_plan_of_url(source: str, mapping: MappingOptions, kafka: KafkaOptions
     if unfit:
         raise InvalidArgumentError(f"--{unfit[0].replace('_', '-')} can only be used with MQTT, got a Kafka source")
     if not kafka.kafka_topic:
-        raise InvalidArgumentError("kafka_topic is missing; name one with --kafka-topic")
+        raise InvalidArgumentError("--kafka-topic is missing; name a Kafka topic")
     properties: dict[str, str] = {}
     for text in kafka.property:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            raise InvalidArgumentError("property must be NAME=VALUE, such as security.protocol=SSL")
+            raise InvalidArgumentError("--property must be NAME=VALUE, such as security.protocol=SSL")
         properties[name] = value
     rules = tuple(
         KafkaRule.checked(each, topic, mapping.format, mapping.template, None, kafka.key, kafka.key_header)
@@ -351,7 +353,7 @@ def _kafka_plan_of_url(source: str, mapping: MappingOptions, kafka: KafkaOptions
 
 def _topic(mapping: MappingOptions) -> str:
     if mapping.topic is None:
-        raise InvalidArgumentError("topic is missing; name one with --topic")
+        raise InvalidArgumentError("--topic is missing; name the topic that gets the messages")
     return mapping.topic
 
 
@@ -359,7 +361,7 @@ def _mqtt_plan(read: IngestFile) -> IngestPlan:
     from waterclock.ingest.kafka.kafka_plan import KafkaPlan
 
     if isinstance(read.plan, KafkaPlan):
-        raise InvalidArgumentError("the file must have [broker], got one with [kafka]")
+        raise InvalidArgumentError("the file must have a table [broker], got a file with [kafka]")
     return read.plan
 
 
@@ -367,7 +369,7 @@ def _kafka_plan(read: IngestFile) -> KafkaPlan:
     from waterclock.ingest.mqtt.plan import IngestPlan
 
     if isinstance(read.plan, IngestPlan):
-        raise InvalidArgumentError("the file must have [kafka], got one with [broker]")
+        raise InvalidArgumentError("the file must have a table [kafka], got a file with [broker]")
     return read.plan
 
 

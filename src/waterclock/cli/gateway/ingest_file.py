@@ -93,7 +93,7 @@ def _columns(given: list[str] | None) -> dict[str, str]:
     for text in given or []:
         name, equals, column = text.partition("=")
         if not equals or not column:
-            raise InvalidArgumentError(f"column must be FIELD=COLUMN, got {quoted(text)}")
+            raise InvalidArgumentError(f"--column must be FIELD=COLUMN, got {quoted(text)}")
         columns[name] = column
     return columns
 

@@ -90,7 +90,7 @@ def restore(
 
 def _make_independent(common: Common) -> None:
     if common.ledgers is None:
-        raise InvalidArgumentError("ledgers is missing; name the folder of the copied ledger files")
+        raise InvalidArgumentError("--ledgers is missing; name the folder of the copied ledger files")
     common.confirm("give a new identity to the database and its ledger files, which must be a copy")
     with common.connect() as database:
         count = make_independent(database.backend, common.ledgers)

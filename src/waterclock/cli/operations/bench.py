@@ -57,7 +57,7 @@ def bench(*, seconds: float = _SECONDS, common: Common = Common()) -> None:
     from waterclock.errors import InvalidArgumentError
 
     if not 0 < seconds <= 60:  # noqa: PLR2004  # a minute for each
-        raise InvalidArgumentError(f"seconds must be greater than 0 and at most 60, got {seconds:g}")
+        raise InvalidArgumentError(f"--seconds must be greater than 0 and at most 60, got {seconds:g}")
     with _opened(common) as database, common.output.progress(f"measuring {database.backend.name}") as progress:
         found: list[Measured] = []
         for measured in _measure(database, seconds):

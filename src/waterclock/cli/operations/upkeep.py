@@ -62,7 +62,9 @@ def run(
                     runner.run_for_ever(pause, note)
                 return 0
             if metrics.metrics is not None:
-                raise InvalidArgumentError("--metrics must be combined with --every: a single run ends before a scrape")
+                raise InvalidArgumentError(
+                    "--metrics can only be used with --every: a single run ends before Prometheus can read its metrics"
+                )
             failed = 0
             for task in runner.run():
                 tell(output, task)

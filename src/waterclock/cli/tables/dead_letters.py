@@ -84,7 +84,7 @@ def dead_letter(
     headers = pairs("header", [header] if header is not None else None)
     wanted = MessageFilter(None, group, state, next(iter(headers.items()), None), where, text, error)
     if (wanted == MessageFilter()) == (not ids):
-        raise InvalidArgumentError("dead-letter needs either ids or a filter, such as --state failed")
+        raise InvalidArgumentError("either ids or a filter such as --state failed must be given, not both")
     with common.connect() as database:
         table = database.table(name)
         if ids:

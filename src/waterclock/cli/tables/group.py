@@ -60,7 +60,7 @@ def purge(
 ) -> None:
     """Delete a group's messages, or the first COUNT of them."""
     if not dry_run:
-        common.confirm(f"delete messages of group {group!r} of {table!r}")
+        common.confirm(f"delete messages of group {group!r} of table {table!r}")
     _change(common, table, group, "deleted", lambda of: of.purge(group, count=count, force=force, dry_run=dry_run))
 
 

@@ -61,7 +61,7 @@ def pairs(option: str, given: list[str] | None) -> dict[str, str]:
     for text in given or []:
         name, equals, value = text.partition("=")
         if not equals:
-            raise InvalidArgumentError(f"{option} must be NAME=VALUE, got {quoted(text)}")
+            raise InvalidArgumentError(f"--{option} must be NAME=VALUE, got {quoted(text)}")
         found[name] = value
     return found
 
@@ -131,7 +131,7 @@ def _content(text: str) -> bytes:
     try:
         return Path(text[1:]).read_bytes()
     except OSError as error:
-        raise InvalidArgumentError(f"payload {quoted(text)} cannot be read: {error.strerror}") from error
+        raise InvalidArgumentError(f"cannot read payload {quoted(text)}: {error.strerror}") from error
 
 
 def _json(name: str, text: str) -> Any:

@@ -216,11 +216,11 @@ def put(
         Unit of at and expires_at in a line if they are integers, since 1970.
     """
     if (payload is None) == (jsonl is None):
-        raise InvalidArgumentError("exactly one of payload and --jsonl must be set")
+        raise InvalidArgumentError("exactly one of payload and --jsonl must be given")
     with common.connect() as database:
         table = database.table(name)
         if expires is not None and to_time(expires, "expires") <= database.backend.now():
-            raise InvalidArgumentError(f"expires must be in the future, got {quoted(expires)}")
+            raise InvalidArgumentError(f"--expires must be in the future, got {quoted(expires)}")
         options: dict[str, Any] = {
             "id": None if id is None else message_id(table, id),
             "at": at,
@@ -358,7 +358,7 @@ def retry(
         table = database.table(name)
         if not ids:
             if at is not None:
-                raise InvalidArgumentError(f"ids are missing: --at needs at least one, got only --at {quoted(at)}")
+                raise InvalidArgumentError(f"--at can only be used with ids, got --at {quoted(at)} without an id")
             common.output.talk(f"retrying {counted(table.retry(), 'message')} now")
             return 0
         when = database.backend.now() if at is None else to_time(at, "at")
@@ -452,7 +452,9 @@ def message_id(table: MessageTable, text: str) -> MessageId:
     try:
         return int(text)
     except ValueError:
-        raise InvalidArgumentError(f"id must be an integer for {table.name!r}, got {quoted(text)}") from None
+        raise InvalidArgumentError(
+            f"id must be an integer for message table {table.name!r}, got {quoted(text)}"
+        ) from None
 
 
 def _delivery(delivery: Delivery) -> dict[str, Any]:

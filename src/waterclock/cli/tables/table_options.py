@@ -82,7 +82,7 @@ def _counts(option: str, given: list[str]) -> dict[str, int]:
             counts[key] = int(text)
         except ValueError:
             raise InvalidArgumentError(
-                f"{option} must be KEY=N with an integer N, got {quoted(f'{key}={text}')}"
+                f"--{option} must be KEY=N with an integer N, got {quoted(f'{key}={text}')}"
             ) from None
     return counts
 

@@ -57,7 +57,7 @@ def alter(
     for option in unset or []:
         changes[option.replace("-", "_")] = None
     if not changes:
-        raise InvalidArgumentError("cannot alter the table: no option was given. Name at least one")
+        raise InvalidArgumentError("cannot alter the table: no option was given. Pass at least one option")
     with common.connect() as database:
         database.table(name).alter(**changes)
         common.output.talk(f"changed {', '.join(changes)} of {name}")

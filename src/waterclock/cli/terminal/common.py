@@ -60,7 +60,7 @@ class Common:
         """The database's URL; InvalidArgumentError if missing."""
         if self.url is None:
             raise InvalidArgumentError(
-                "no database given; use --url sqlite:///factory.db, or set WATERCLOCK_URL once for all commands"
+                "no database given. Add --url, such as --url sqlite:///factory.db, or set WATERCLOCK_URL"
             )
         return self.url
 

@@ -72,7 +72,7 @@ def serving_metrics(
     from waterclock.monitoring.serving import serving
 
     if labels < 1:
-        raise InvalidArgumentError(f"metrics-labels must be at least 1, got {labels}")
+        raise InvalidArgumentError(f"--metrics-labels must be at least 1, got {labels}")
     registry = CollectorRegistry(auto_describe=False)
     database = DatabaseMetrics(open_database, labels)
     for collector in (database, *collectors):

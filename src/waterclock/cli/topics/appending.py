@@ -132,16 +132,16 @@ class _Again:
                 self._topic.append(self._messages, producer=self._producer, sequence=first)
             except InvalidArgumentError as error:
                 raise OtherFileError(
-                    f"producer {quoted(self._producer)} has already appended other messages as {first} to {last}."
-                    " Give this file its own --producer, or omit --producer"
+                    f"producer {quoted(self._producer)} has already appended other messages with the numbers {first}"
+                    f" to {last}. Give this file its own --producer, or omit --producer"
                 ) from error
 
     def finish(self) -> None:
         """Note the end of the file; InvalidArgumentError if its producer has appended more."""
         if self._numbers is not None:
             raise InvalidArgumentError(
-                f"producer {quoted(self._producer)} has already appended messages up to {self._numbers[1]}, more than"
-                " this file has. Give it its own --producer, or omit --producer"
+                f"producer {quoted(self._producer)} has already appended messages up to number {self._numbers[1]},"
+                " which this file does not have. Give this file its own --producer, or omit --producer"
             )
 
 

@@ -98,7 +98,7 @@ def export(
 def _writer(to: Path) -> Callable[[Path, Iterable[pa.RecordBatch]], None]:
     writers = {".parquet": _write_parquet, ".csv": _write_csv, ".jsonl": _write_lines}
     if to.suffix not in writers:
-        raise InvalidArgumentError(f"to must end in {', '.join(writers)}, got {quoted(str(to))}")
+        raise InvalidArgumentError(f"the file must end in {', '.join(writers)}, got {quoted(str(to))}")
     _check_new(to)
     return writers[to.suffix]
 

@@ -5,9 +5,9 @@ of all messages of the file up to the end of the append. So a file is recognized
 that were appended. The rest may differ: the file may have grown, and messages that were not yet appended may have been
 corrected.
 
-A file that shares only its first message with an appended file is another file, with its own producer. One that shares
-more but not all was changed in its appended part, and is refused: appending it would duplicate messages, and skipping
-it would lose the change.
+A file that shares only its first message with an appended file is another file, with its own producer. A file that
+shares more messages, but not all that were appended, was changed in its appended part, and is refused: appending it
+would duplicate messages, and skipping it would lose the change.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def recognise(topic: Topic, file: MessageFile) -> Recognised | None:
     try:
         checksums = _checksums(file, {each.last for numbering in known.values() for each in numbering.recent})
     except (InvalidArgumentError, SchemaError) as error:
-        raise type(error)(f"{error}; it was already appended at least up to there. {_REMEDY}") from error
+        raise type(error)(f"{error}; the file was already appended at least up to this message. {_REMEDY}") from error
     going_on = [
         Recognised(each, numbering.recent[-1].last + 1)
         for each, numbering in known.items()
@@ -98,8 +98,7 @@ def recognise(topic: Topic, file: MessageFile) -> Recognised | None:
 
 
 _REMEDY = (
-    "Restore the file and append new messages from a file of their own; if this is another file, give it a --producer"
-    " of its own"
+    "Restore the file, and append new messages from a new file. If this is another file, give it its own --producer"
 )
 
 

@@ -139,7 +139,7 @@ def alter(
     changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     changes |= {option.replace("-", "_"): None for option in unset or []}
     if not changes:
-        raise InvalidArgumentError("cannot alter the topic: no option was given. Name at least one")
+        raise InvalidArgumentError("cannot alter the topic: no option was given. Pass at least one option")
     with common.connect() as database:
         database.topic(name).alter(**changes)
         common.output.talk(f"changed {', '.join(changes)} of {name}")

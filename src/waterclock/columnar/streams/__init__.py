@@ -1,1 +1,1 @@
-"""Both batching rules as streams over columns: rows in, outcomes and state out."""
+"""The batching rules as streams over columns: each takes rows, and returns outcomes and a state."""

@@ -1,4 +1,4 @@
-"""The verdicts of the columnar rule of event time as rows."""
+"""Converts the verdicts of columnar batching by event time to rows."""
 
 from __future__ import annotations
 

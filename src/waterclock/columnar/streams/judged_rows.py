@@ -1,4 +1,4 @@
-"""Judged messages as rows: of batches that hold them in order, and of rejected messages."""
+"""Encodes judged messages as rows: batches, each with its messages in order, and rejected messages."""
 
 from __future__ import annotations
 

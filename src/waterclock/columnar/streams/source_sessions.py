@@ -1,4 +1,4 @@
-"""The lives of sources: after a silence a source is forgotten, and its next message begins a new life."""
+"""The sessions of sources: a long silence ends a session, and the next message of the source begins a new one."""
 
 from __future__ import annotations
 

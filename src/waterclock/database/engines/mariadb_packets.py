@@ -1,6 +1,6 @@
-"""MariaDB's max_allowed_packet. Larger statements fail in the client, because the server would close the connection.
+"""Enforces MariaDB's max_allowed_packet in the client, because the server would close the connection.
 
-The server would close it while the statement is being sent, and the driver would see only a lost connection.
+It would close the connection while a larger statement is being sent, and the driver would see only a lost connection.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sending:
             limit = self.session_limit(connection)
             if size + _PREFIX >= limit:
                 raise connection.DataError(
-                    PACKET_TOO_LARGE, f"a statement of {size} bytes exceeds max_allowed_packet, which is {limit} bytes"
+                    PACKET_TOO_LARGE, f"a statement of {size} bytes exceeds max_allowed_packet ({limit} bytes)"
                 )
         return type(connection).query(connection, statement, unbuffered=unbuffered)
 

@@ -6,8 +6,8 @@ for the lock of a file next to the database (``FILE-turn``). The kernel passes t
 releases it if a process dies. The file is created when two processes meet for the first time.
 
 A turn is only cooperative: SQLite's own lock protects the data. A writer waits at most `LONGEST_WAIT` for its turn and
-then tries without one, so a process that is frozen during its turn blocks other writers no longer than that. A writer
-that fails for that long during its turn continues without it: others may be able to write.
+then tries without a turn, so a process that is frozen during its turn blocks other writers no longer than that. A
+writer that fails for that long during its turn continues without the turn: others may be able to write.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def open_consumer(cluster: KafkaCluster, note_error: Callable[[KafkaError], None
     try:
         return Consumer(properties, logger=_log)
     except (AttributeError, KafkaException, TypeError, ValueError) as error:  # by the kind of property
-        raise ClusterRefusedError(f"cannot use the properties: {text_of(error)}") from None
+        raise ClusterRefusedError(f"cannot use the Kafka properties: {text_of(error)}") from None
 
 
 class TopicLookup:
@@ -170,7 +170,7 @@ class TopicLookup:
     def _translated(self, error: KafkaException) -> WaterclockError:
         if is_refusal(error.args[0]):
             return ClusterRefusedError(f"cluster {self._servers} refused this client: {text_of(error)}")
-        return UnavailableError(f"cluster {self._servers} does not answer: {text_of(error)}. Is a broker running?")
+        return UnavailableError(f"cluster {self._servers} does not respond: {text_of(error)}. Is a broker running?")
 
 
 def is_refusal(error: KafkaError) -> bool:

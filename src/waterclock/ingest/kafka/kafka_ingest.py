@@ -185,7 +185,8 @@ class KafkaIngest:
             return False
         if partitions.stopped >= partitions.open.keys():
             raise ClusterRefusedError(
-                "all partitions are stopped, since their next records are gone from the brokers. See the warnings above"
+                "all partitions are stopped, because the brokers have deleted their next records. See the warnings"
+                " above"
             )
         return self._plan.until is not None and partitions.ended | partitions.stopped >= partitions.open.keys()
 
@@ -370,10 +371,12 @@ class KafkaIngest:
             return
         text = f"another process has taken {taken[0].name}"
         if self._plan.cluster.group is None:
-            raise PartitionTakenError(f"cannot append: {text}. Stop one of the two, or run both in the same group")
+            raise PartitionTakenError(
+                f"cannot append: {text}. Stop one of the two processes, or run both in the same group"
+            )
         # A member that the group has replaced may take a partition until it notices, and so may an ingest without the
         # group. As long as the group assigns it to this member, it is taken back.
-        self._say("revoked", f"{text}. It is taken back in {LOOK_EVERY:g} s", warns=True)
+        self._say("revoked", f"{text}. This process takes it back in {LOOK_EVERY:g} s", warns=True)
         places = [partition.place for partition in taken]
         self._partitions.drop(places)
         self._partitions.wish(places, moments.monotonic() + LOOK_EVERY)

@@ -66,7 +66,7 @@ class KafkaCluster:
         if group == "":
             raise InvalidArgumentError("group must not be empty; omit it to read all partitions")
         if ours := sorted(OURS & set(properties or {})):
-            raise InvalidArgumentError(f"property {ours[0]} is set by waterclock; leave it out")
+            raise InvalidArgumentError(f"property {ours[0]} must be omitted, because waterclock sets it")
         written = [each if re.search(r":[0-9]+$", each) else f"{each}:{_PORT}" for each in servers]
         return cls(",".join(written), group, dict(properties or {}))
 

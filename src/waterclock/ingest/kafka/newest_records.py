@@ -57,7 +57,7 @@ def newest_records(plan: KafkaPlan, count: int, seconds: float) -> Iterator[Reco
             if refused := next(filter(is_refusal, errors), None):
                 raise ClusterRefusedError(f"cluster {plan.cluster.servers} refused this client: {text_of(refused)}")
     except KafkaException as error:
-        raise UnavailableError(f"cluster {plan.cluster.servers} does not answer: {text_of(error)}") from None
+        raise UnavailableError(f"cluster {plan.cluster.servers} does not respond: {text_of(error)}") from None
     finally:
         consumer.close()
 
@@ -71,5 +71,7 @@ def _asked(plan: KafkaPlan) -> ClusterFacts:
         if topic.error == UNKNOWN:
             raise NotFoundError(f"no Kafka topic named {quoted(name)}")
         if topic.error is not None:
-            raise ClusterRefusedError(f"cannot read topic {name}: this client is not authorised")
+            raise ClusterRefusedError(
+                f"cannot read Kafka topic {quoted(name)}: this client is not authorised. Grant it READ and DESCRIBE"
+            )
     return facts

@@ -140,7 +140,7 @@ class KafkaRule:
                     text = key.decode()
                 except UnicodeDecodeError:
                     raise InvalidArgumentError(
-                        f'key must be UTF-8, got {quoted(key)}. To take such keys, set key to "hex" or "base64"'
+                        f'key must be UTF-8, got {quoted(key)}. For such keys, set the option key to "hex" or "base64"'
                     ) from None
         return f"{record.topic}/{text}"
 
@@ -165,8 +165,8 @@ class KafkaRule:
         size = len(found) * sum(len(name) + len(value) for name, value in kept.items())
         if size > _MOST_HEADERS:
             raise InvalidArgumentError(
-                f"headers must take at most {_MOST_HEADERS} bytes in total, got {size} in a record's {len(found)}"
-                " messages"
+                f"the headers of a record's messages must have at most {_MOST_HEADERS} bytes in total, got {size} in"
+                f" {len(found)} messages"
             )
         return [
             Message.trusted(
@@ -279,5 +279,5 @@ def record_of(letter: Message) -> Record:
 
 def _nanoseconds(milliseconds: int) -> int:
     if not -_MOST_MS <= milliseconds <= _MOST_MS:
-        raise InvalidArgumentError(f"Kafka's time must fit in 64 bits as nanoseconds, got {milliseconds} ms")
+        raise InvalidArgumentError(f"the record's time must fit in 64-bit nanoseconds, got {milliseconds} ms")
     return milliseconds * 1_000_000

@@ -179,17 +179,17 @@ class FileIngest:
         for file in self._files.values():
             if file.has_half_line and not self._wishes_stop:
                 text = (
-                    f"{file.path}: its last line has no newline and may be incomplete. It waits for the newline;"
-                    " --complete appends it now"
+                    f"{file.path}: its last line has no newline and may be incomplete. The ingest waits for the"
+                    " newline. To append the line now, use --complete"
                 )
                 self._tell(Event("half_line", text, {"path": file.path}, is_warning=True))
         if self._unreadable:
             path, reason = next(iter(self._unreadable.items()))
             more = len(self._unreadable) - 1
-            others = f". {counted(more, 'other file')} could not be read either, see above" if more else ""
+            others = f". {counted(more, 'other file')} could not be read either; see above" if more else ""
             raise UnavailableError(f"cannot read {path}: {reason}{others}")
         if not self._files:
-            raise NotFoundError(f"no file {', '.join(map(quoted, self._plan.patterns))} found")
+            raise NotFoundError(f"no file found for {', '.join(map(quoted, self._plan.patterns))}")
 
     def _step(self, *, follow: bool) -> None:
         self._find(follow=follow)

@@ -69,7 +69,9 @@ class LineFormat:
 def _collectd_parser(path: str) -> ParseLine:
     found = _OF_COLLECTD.fullmatch(path)
     if found is None:
-        raise InvalidArgumentError(f"{path} must be HOST/PLUGIN/TYPE-YYYY-MM-DD, as collectd names its CSV files")
+        raise InvalidArgumentError(
+            f"the path of a collectd CSV file must end in HOST/PLUGIN/TYPE-YYYY-MM-DD, got {path}"
+        )
     host, stream = found[1], f"{found[2]}/{found[3]}"
 
     def parse(line: bytes) -> Message:

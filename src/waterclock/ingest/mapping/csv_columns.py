@@ -85,12 +85,12 @@ class CsvColumns:
         """Parse a line; InvalidArgumentError if it is not a message."""
         cells = self._cells(line)
         if len(cells) != self._count:
-            raise InvalidArgumentError(f"row must have {self._count} columns, got {len(cells)}")
+            raise InvalidArgumentError(f"the row must have {self._count} columns, got {len(cells)}")
         found = {name: cells[place] for name, place in self._places.items()}
         source = found.get("source") or self._options.source
         stream = found.get("stream") or self._options.stream
         if not source or not stream:
-            raise InvalidArgumentError("row must have a source and a stream")
+            raise InvalidArgumentError("the row must have a source and a stream")
         published, received = (self._time(text) if (text := found.get(name)) else None for name in _TIMES[1:])
         return Message(
             source,

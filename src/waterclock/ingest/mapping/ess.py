@@ -51,9 +51,9 @@ def map_ess(path: str, payload: bytes) -> list[Reading]:
     except Exception as error:  # noqa: BLE001  # damaged FlatBuffers raise whatever their bytes lead to
         raise InvalidArgumentError(f"cannot decode {schema}: {type(error).__name__}: {error}") from None
     if time is not None and not MIN_NS <= time <= MAX_NS:
-        raise InvalidArgumentError(f"time of {schema} must fit nanoseconds in 64 bits, got {time}")
+        raise InvalidArgumentError(f"the time of {schema} must fit in 64-bit nanoseconds, got {time}")
     if not name and schema not in _OF_RUNS:
-        raise InvalidArgumentError(f"source_name of {schema} is empty")
+        raise InvalidArgumentError(f"the source_name of {schema} must not be empty")
     stream = RUN_STREAM if schema in _OF_RUNS else f"{topic}/{name}"
     return [Reading(instrument, stream, time, payload, {"ess.schema": schema, **headers})]
 

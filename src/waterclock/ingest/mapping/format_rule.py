@@ -111,7 +111,7 @@ class FormatRule:
             raise InvalidArgumentError(f"retained must be skip or take, got {quoted(retained)}")
         if kind in ("thin-edge", "ess") and template is not None:
             raise InvalidArgumentError(
-                f"template must be omitted for the format {kind}, whose topics have a fixed form"
+                f"template must be omitted for the format {kind}, which has its own form of topics"
             )
         if paths is not None and kind != "json":
             raise InvalidArgumentError(f"paths must be omitted unless the format is json, got {kind}")
@@ -144,7 +144,7 @@ class FormatRule:
         messages: list[Message] = []
         for source, stream, event_time, payload, headers in readings:
             if event_time is None and published.is_retained:
-                raise UntimedError(f"retained message of {quoted(published.topic)} has no time")
+                raise UntimedError(f"the retained message of MQTT topic {quoted(published.topic)} has no time")
             moment = received if event_time is None else event_time
             messages.append(Message.trusted(source, stream, moment, payload, received, received, headers, None))
         return messages
@@ -187,7 +187,7 @@ class FormatRule:
         has |= {name for name in ("source", "stream") if getattr(self.paths, name) is not None}
         if self.format in ("collectd", "raw", "json") and has != {"source", "stream"}:
             missing = " and ".join(f"{{{name}}}" for name in sorted({"source", "stream"} - has))
-            raise InvalidArgumentError(f"template must have {missing}, got {quoted(written)}")
+            raise InvalidArgumentError(f"template must contain {missing}, got {quoted(written)}")
 
 
 class RuleSet:
@@ -216,7 +216,7 @@ class RuleSet:
             return known
         found = next((rule for rule in self.rules if rule.matches(topic)), None)
         if found is None:
-            raise InvalidArgumentError(f"no filter matches the topic {quoted(topic)}")
+            raise InvalidArgumentError(f"no filter matches the MQTT topic {quoted(topic)}")
         if len(self._known) >= _TOPICS_REMEMBERED:
             self._known.clear()
         self._known[topic] = found

@@ -28,7 +28,9 @@ class JsonPath(NamedTuple):
             return cls(text, tuple(key.replace("~1", "/").replace("~0", "~") for key in text[1:].split("/")))
         keys = tuple(text.split("."))
         if not all(keys):
-            raise InvalidArgumentError(f"path must be keys separated by dots, or /a/b, got {quoted(text)}")
+            raise InvalidArgumentError(
+                f"path must be keys such as a.b, or a JSON pointer such as /a/b, got {quoted(text)}"
+            )
         return cls(text, keys)
 
     def find(self, value: object) -> object:
@@ -42,7 +44,7 @@ class JsonPath(NamedTuple):
             elif isinstance(value, list) and key.isdecimal() and int(key[:9]) < len(cast("list[object]", value)):
                 value = cast("list[object]", value)[int(key[:9])]
             else:
-                raise InvalidArgumentError(f"payload has no value at {quoted(self.text)}")
+                raise InvalidArgumentError(f"payload must have a value at {quoted(self.text)}")
         return value
 
 

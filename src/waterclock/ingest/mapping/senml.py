@@ -70,7 +70,7 @@ class _Base:
         own = _text(fields, "n")
         name = self._name + own
         if _NAME.fullmatch(name) is None:
-            raise InvalidArgumentError(f"a SenML name must be letters, digits and -:./_, got {quoted(name)}")
+            raise InvalidArgumentError(f"a SenML name must consist of letters, digits and -:./_, got {quoted(name)}")
         unit = _text(fields, "u") or self._unit
         if source is None:
             source, stream = self._name.rstrip("-:./_") or name, own or name

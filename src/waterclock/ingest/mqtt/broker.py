@@ -102,9 +102,9 @@ class Broker:
         if client_id is not None and not 1 <= len(client_id) <= _LONGEST_NAME:
             raise InvalidArgumentError(f"client_id must have 1 to {_LONGEST_NAME} characters, got {quoted(client_id)}")
         if (certificate is None) != (key is None):
-            raise InvalidArgumentError("certificate and key must be given together")
+            raise InvalidArgumentError("certificate and key must both be given or both be omitted")
         if not is_encrypted and (ca or certificate):
-            raise InvalidArgumentError("ca and certificate need TLS; write the URL as mqtts://")
+            raise InvalidArgumentError("ca and certificate need TLS. Write the URL as mqtts://")
         if password is not None and password_file is not None:
             raise InvalidArgumentError("password and password_file must not both be given")
         for name, number, most in (

@@ -1,7 +1,7 @@
 """One connection to a broker, from CONNECT to its end: paho's client, whose thread also answers pings.
 
-A connection object connects once. Packet ids are valid for one connection, so each has its own client, and acks of
-messages from earlier connections are not sent.
+A connection object connects once. Packet ids are valid for one connection, so each connection has its own client, and
+acks of messages from earlier connections are not sent.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Connection:
             self.close()
             text = f"broker {broker.place} refused the connection: {reason}"
             if reason.value in _FINAL:
-                raise RefusedByBrokerError(f"{text}. Check client_id, version, username and password")
+                raise RefusedByBrokerError(f"{text}. Check the options client_id, version, username and password")
             raise UnavailableError(text)
 
     def subscribe(self, rules: Sequence[FormatRule]) -> None:
@@ -216,7 +216,7 @@ class Connection:
                 )
             if reason.value < rule.qos:
                 raise RefusedByBrokerError(
-                    f"broker {self._broker.place} granted QoS {reason.value} for {quoted(rule.filter)}, asked for"
+                    f"broker {self._broker.place} granted only QoS {reason.value} for {quoted(rule.filter)}, asked for"
                     f" {rule.qos}. Messages could be lost; subscribe with qos = 0 if that is acceptable"
                 )
 
@@ -287,7 +287,7 @@ class Connection:
         if code or number is None or not self._wait_for(lambda: number in self._answers or self._ended):
             raise UnavailableError(f"broker {self._broker.place} did not answer within {_PATIENCE:g} s")
         if number not in self._answers:
-            raise UnavailableError(f"the connection to {self._broker.place} ended: {self.end}")
+            raise UnavailableError(f"the connection to broker {self._broker.place} ended: {self.end}")
         return self._answers.pop(number)
 
     def _wait_for(self, comes_true: Callable[[], object], seconds: float = _PATIENCE) -> bool:

@@ -195,7 +195,7 @@ class BrokerSession:
 
     def _taken_over(self) -> RefusedByBrokerError:
         return RefusedByBrokerError(
-            f"cannot stay connected to {self._shared.broker.place}: another client connects as"
+            f"cannot stay connected to broker {self._shared.broker.place}: another client connects as"
             f" {quoted(self._client_id)}. Give each client its own client_id"
         )
 

@@ -120,7 +120,7 @@ class PartitionRow:
         if row is None or row.owner_epoch != self.owner_epoch:
             raise PartitionTakenError(
                 f"cannot append from partition {self.key.partition}: another process has taken it over. Stop one of the"
-                " two, or run both in the same group"
+                " two processes, or run both in the same group"
             )
         return row.offset
 

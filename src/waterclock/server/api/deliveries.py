@@ -1,6 +1,6 @@
 """Deliveries: routes that receive messages, by long poll or as a stream, extend leases, ack, and return messages.
 
-A handle names a delivery and holds its lease, so any server of the database can end it.
+A handle names a delivery and holds its lease, so any server of the database can end the delivery.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def _row(table: MessageTable, body: MessageBody) -> dict[str, Any]:
     row = body.given()
     columns = row.pop("columns", {})
     if known := columns.keys() & set(MessageBody.model_fields):
-        raise InvalidArgumentError(f"columns must not hold {quoted(min(known))}, which is a field of the message")
+        raise InvalidArgumentError(f"columns must not contain {quoted(min(known))}. Set this field next to columns")
     payload = payload_of(row)
     if row.get("id") is not None:
         row["id"] = plain_id(table.options.id_type, row["id"])

@@ -118,8 +118,8 @@ def _refuse_shared_folders(path: Path, lines: TomlLines, pipelines: Sequence[Pip
             folder = _folder(target)
             if any(f"{folder}/".startswith(f"{one}/") or f"{one}/".startswith(f"{folder}/") for one in folders):
                 raise InvalidArgumentError(
-                    f"{path}, line {lines.find(table, key, place, number)}: {table}.{key} must not be, contain"
-                    " or lie in the folder of another output or checkpoint"
+                    f"{path}, line {lines.find(table, key, place, number)}: {table}.{key} must not overlap the"
+                    f" folder of another output or checkpoint, got {quoted(target)}"
                 )
             folders.append(folder)
 
@@ -135,7 +135,7 @@ def _refuse_shared_ids(path: Path, lines: TomlLines, pipelines: Sequence[Pipelin
             if which in known:
                 line = lines.find("output", "table", place, number)
                 raise InvalidArgumentError(
-                    f"{path}, line {line}: output.table must not be shared by pipelines that read the same"
+                    f"{path}, line {line}: output.table must differ between pipelines that read the same"
                     f" topic, got {quoted(output.target)} twice for {quoted(pipeline.source.topic)}. Their"
                     " batches would have the same ids; choose another table"
                 )
@@ -171,7 +171,7 @@ def _pipeline(
     given = content.get("output")
     if not isinstance(given, list) or not given:
         line = lines.find("output", pipeline=number)
-        raise InvalidArgumentError(f"{path}, line {line}: [[output]] is missing. Write at least one")
+        raise InvalidArgumentError(f"{path}, line {line}: [[output]] is missing. Add at least one [[output]]")
     outputs: list[PipelineOutput] = []
     for place, values in enumerate(cast("list[object]", given)):
         written = TomlTable(path, lines, "output", values, place, number)

@@ -1,4 +1,4 @@
-"""Checks that the topics and message tables of a pipeline exist and fit."""
+"""Checks, before a pipeline starts, that its topics and message tables exist and have the right options."""
 
 from __future__ import annotations
 

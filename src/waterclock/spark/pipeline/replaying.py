@@ -1,4 +1,4 @@
-"""Replays a range of a topic: exactly the batches of the whole topic that start in it, so that ranges can adjoin."""
+"""Replays a range of a topic: finds exactly the batches of the whole topic that start in the range."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) ->
             # have closed at any time.
             if begin.follows_deleted:
                 _log.warning(
-                    "replay of %r: messages before %s were deleted. Windows may depend on them, so a live stream"
-                    " may have batched differently",
+                    "replay of pipeline %r: messages before %s were deleted. Windows may depend on these messages, so a"
+                    " live stream may have batched differently",
                     pipeline.name,
                     begin.position,
                 )
@@ -68,8 +68,8 @@ def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) ->
         last = span.received_until(rule)
         if promised <= last and not ended:
             _log.warning(
-                "replay of %r: the topic's clock stands at %s, before the end of the range. Batches that"
-                " later messages may change are left out; replay it again after %s",
+                "replay of pipeline %r: the topic's clock stands at %s, before the end of the range. Batches that later"
+                " messages may change are left out. Replay the range again after %s",
                 pipeline.name,
                 format_time(promised),
                 format_time(last),
@@ -100,8 +100,8 @@ def _start(
         unknown = first[0]
     why = "; older messages were deleted, so a live stream may have batched differently"
     _log.warning(
-        "replay of %r: the batches of source %s depend on messages more than %d windows before the range. The topic is"
-        " read from %s on%s",
+        "replay of pipeline %r: the batches of source %s depend on messages more than %d windows before the range. The"
+        " topic is read from %s on%s",
         pipeline.name,
         quoted(unknown),
         windows_back(rule)[-1],

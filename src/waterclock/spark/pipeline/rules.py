@@ -68,5 +68,5 @@ def refuse_changed_rule(spark: SparkSession, pipeline: Pipeline) -> None:
     now = ", ".join(f"{name} = {rule[name]}" for name in names if name in rule) or none_of_them
     raise InvalidArgumentError(
         f"cannot start pipeline {pipeline.name!r}: its checkpoint was written with {was}, and the file has"
-        f" {now}. Change it back, or start with another checkpoint"
+        f" {now}. Change the file back, or start with another checkpoint"
     )

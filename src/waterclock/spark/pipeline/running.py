@@ -267,7 +267,7 @@ def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
         if wanted is not None and wanted != has:
             raise InvalidArgumentError(
                 f"run.{name} of pipeline {pipeline.name!r} must be {has}, as in its checkpoint, got {wanted}."
-                " Leave it out, or start with another checkpoint"
+                f" Omit run.{name}, or start with another checkpoint"
             )
     return kept
 

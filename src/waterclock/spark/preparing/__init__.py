@@ -1,1 +1,1 @@
-"""The work of `waterclock spark prepare`, once on a machine."""
+"""The steps of ``waterclock spark prepare``, which runs once on a machine."""

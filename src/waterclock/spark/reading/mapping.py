@@ -1,4 +1,4 @@
-"""Converts DataFrames with other names to the columns that batching reads."""
+"""Renames and converts the columns of a DataFrame to those that batching reads."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def as_messages(
     for field in mapped.schema:
         problem = time_problem(field.dataType) if field.name.endswith("_time") else None
         if problem:
-            raise InvalidArgumentError(f"{field.name} is {field.dataType.simpleString()}; {problem}")
+            raise InvalidArgumentError(f"{field.name} has type {field.dataType.simpleString()}; {problem}")
     return mapped
 
 

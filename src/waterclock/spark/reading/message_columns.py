@@ -48,14 +48,14 @@ def message_columns(df: DataFrame, *further: Column) -> DataFrame:
         kind = found[name].dataType
         problem = time_problem(kind) if name in TIMES else None if is_text(kind) else "it must be string"
         if problem:
-            raise InvalidArgumentError(f"df: column {name!r} is {kind.simpleString()}; {problem}")
+            raise InvalidArgumentError(f"df: column {name!r} has type {kind.simpleString()}; {problem}")
     positioned = all(name in found for name in POSITION)
     for name in POSITION if positioned else ():
         kind = found[name].dataType
         if not isinstance(kind, IntegralType):
             raise InvalidArgumentError(
                 f"df: column {name!r} must be {POSITION[name].lower()} as part of the position, got"
-                f" {kind.simpleString()}. Rename it if it means something else"
+                f" {kind.simpleString()}. If the column means something else, rename it"
             )
     names = (*TEXTS, *TIMES, *POSITION) if positioned else (*TEXTS, *TIMES)
     place = _place(found, positioned=positioned)

@@ -150,6 +150,6 @@ def _read_whole(part: Slice, options: TopicReadOptions) -> Iterator[pa.RecordBat
     if part.path is None and count + damage.skipped < part.messages:
         raise NotFoundError(
             f"ledger {part.start.ledger} of topic {topic!r} was deleted while it was read:"
-            f" {part.messages - count - damage.skipped} messages from {part.start} on are gone. Read again,"
-            " from the first remaining message"
+            f" {part.messages - count - damage.skipped} messages from {part.start} on are lost. Read again from the"
+            " first remaining message"
         )

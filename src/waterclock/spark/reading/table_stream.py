@@ -3,7 +3,7 @@
 An offset is JSON in the query's checkpoint, and holds the ids that its micro-batch claimed, each with its epoch. So a
 micro-batch that is run again, also after a restart, has the same messages. They are acked only after Spark has recorded
 in its checkpoint that the micro-batch is finished; until then this process extends their leases. An offset also has the
-time of the table's creation: a later table of that name may have other messages under these ids, and refuses the
+time of the table's creation: a later table of that name may have other messages under these ids, so it refuses the
 checkpoint.
 """
 
@@ -106,8 +106,8 @@ class TableStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 rows = _rows(table, [name for name, _ in some])
                 if lost := [name for name, _ in some if name not in rows]:
                     raise NotFoundError(
-                        f"message {lost[0]!r} of {table.name!r} was deleted after this stream had claimed it."
-                        " Start again with a new checkpoint"
+                        f"message {lost[0]!r} of message table {table.name!r} was deleted after this stream had claimed"
+                        " it. Start the query with a new checkpoint"
                     )
                 yield self._options.batch([rows[name] for name, _ in some], [epoch for _, epoch in some])
 

@@ -114,10 +114,10 @@ class TopicReadOptions(Opening):
             name = "packed" if buckets is None else "buckets"
             raise InvalidArgumentError(f"{name} and columns must not both be given")
         if buckets is not None and not packed:
-            raise InvalidArgumentError("buckets needs packed messages. Leave out packed, or set it to true")
+            raise InvalidArgumentError("buckets must be omitted if packed is false, got both")
         id_of = given.get("idof")
         if id_of is not None and (not packed or not id_of):
-            raise InvalidArgumentError(f"idOf must be the name of a header, and needs packed, got {quoted(id_of)}")
+            raise InvalidArgumentError(f"idOf must be the name of a header, with packed true, got {quoted(id_of)}")
         position = given.get("startingposition", "earliest")
         return cls(
             url=needed(given, "url"),
@@ -151,7 +151,7 @@ def refuse_stream_options(options: Mapping[str, str]) -> None:
         if name.lower() in given:
             raise InvalidArgumentError(f"option {quoted(name)} only works with spark.readStream")
     if given.get("startingposition") == "latest":
-        raise InvalidArgumentError("startingPosition must not be 'latest' with spark.read")
+        raise InvalidArgumentError("startingPosition must not be 'latest' with spark.read, only with spark.readStream")
 
 
 def refuse_end(options: TopicReadOptions) -> None:
@@ -174,8 +174,8 @@ def refuse_expired(topic: Topic, start: Position | Literal["latest"] | None) -> 
     first = beginning(topic.storage).position
     if start.ledger < first.ledger:
         raise NotFoundError(
-            f"startingPosition {start} of topic {topic.name!r} has expired. Start at {first}, the first"
-            " remaining message, or leave the option out"
+            f"startingPosition {start} of topic {topic.name!r} has expired. Start at {first}, the first remaining"
+            " message, or omit startingPosition"
         )
 
 

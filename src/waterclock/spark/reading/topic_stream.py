@@ -186,10 +186,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if self._options.fail_on_data_loss:
             raise NotFoundError(
-                f"{text}. To continue there, set the option failOnDataLoss to false, or in a pipeline's file"
-                " fail_on_data_loss in [source]. In future, keep messages longer"
+                f"{text}. To continue there, set the option failOnDataLoss to false (in a pipeline's file:"
+                " fail_on_data_loss in [source]). In future, keep messages longer"
             )
-        _log.warning("%s; continuing at that position", text)
+        _log.warning("%s; the stream continues at that position", text)
 
 
 def _moves(offset: Offset) -> bool:

@@ -162,8 +162,8 @@ def _scanned(spark: SparkSession, root: str, paths: Sequence[str], columns: Iter
     for path in paths:
         if posixpath.basename(path) not in found:
             raise UnavailableError(
-                f"Spark does not list the ledger file {root}/{path}. If a folder above it is called"
-                " _spark_metadata, rename that, or read the topic with the format waterclock"
+                f"Spark does not list the ledger file {root}/{path}. If a folder above this file is called"
+                " _spark_metadata, rename that folder, or read the topic with the format waterclock"
             )
     return frame
 
@@ -183,7 +183,7 @@ def _check_reader(spark: SparkSession) -> None:
     readers = spark.conf.get(_READERS) or ""
     if "parquet" not in [name.strip().lower() for name in readers.split(",")]:
         raise InvalidArgumentError(
-            f"{_READERS} must contain parquet, as it does by default, got {quoted(readers)}. Add it, or use the format"
+            f"{_READERS} must contain parquet, as by default, got {quoted(readers)}. Add parquet, or use the format"
             " waterclock"
         )
 
@@ -226,6 +226,6 @@ def _root(files: LedgerFiles) -> str:
     if files.is_local:
         return f"file://{files.place}"
     raise InvalidArgumentError(
-        f"files must be the URL of the ledger store {files.place} for Spark, since the store was opened with"
-        " its own filesystem. Pass files="
+        f"files is missing: the ledger store {files.place} was opened with its own filesystem. Pass files=, the URL of"
+        " the store for Spark"
     )

@@ -1,8 +1,8 @@
-"""Java's archive of loaded classes: created once for a Java and a Spark, it halves the time to start a session.
+"""Java's archive of loaded classes, which halves the time to start a session. Each Java and Spark needs its own.
 
 Java crashes if it loads a truncated archive. So an archive is named after its Java, its Spark and its length, and gets
 that name only when it is complete. Only ``waterclock spark prepare`` builds it, since it takes a minute of CPU time and
-some 200 MB of the user's cache folder. With ``WATERCLOCK_CLASS_ARCHIVE=off``, sessions start without it.
+some 200 MB of the user's cache folder. With ``WATERCLOCK_CLASS_ARCHIVE=off``, sessions start without an archive.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def build(java: Java, dump: Callable[[Path], object]) -> Path:
         try:
             dump(unfinished)
             if not unfinished.exists():
-                raise UnavailableError(f"{java} did not write a class archive. Spark starts without one")
+                raise UnavailableError(f"{java} did not write a class archive. Spark also starts without an archive")
             archive = folder / f"{_key(java)}-{unfinished.stat().st_size}.jsa"
             unfinished.replace(archive)
             _remove_unused(folder)

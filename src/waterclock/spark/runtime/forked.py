@@ -1,7 +1,8 @@
-"""Stands in for a Python process that is forked from the fork server: Java started this one, and sees only it.
+"""The process that Java starts in place of a Python process, which the fork server forks instead.
 
-``python -I -S forked.py FOLDER -m MODULE [ARGUMENT]`` asks the fork server in FOLDER for the process, and ends with it.
-If the server does not answer, this process becomes the one asked for. It imports little, so that it starts at once.
+``python -I -S forked.py FOLDER -m MODULE [ARGUMENT]`` asks the fork server in FOLDER for that Python process, and ends
+when it ends. If the server does not answer, this process becomes the Python process itself. This module imports little,
+so that it starts at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The number of partitions of a streaming query's state, fixed forever: the number of cores in its first run.
+"""The number of partitions of a streaming query's state: the number of cores in its first run. It never changes.
 
 Spark's own number is 200, and each partition costs every micro-batch a task that opens and commits a store. Each bucket
 of a partition costs some calls from Python to the JVM; a few per partition keep busy sources apart.

@@ -121,12 +121,12 @@ def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _Paylo
     if payloads is None:
         if url is not None or ledgers is not None:
             raise InvalidArgumentError(
-                "payloads must be given with url or ledgers: the name of the topic that holds the payloads"
+                "payloads is missing: url and ledgers need payloads, the name of the topic that holds the payloads"
             )
         return None
     if url is None:
         raise InvalidArgumentError(
-            f"url must be given with payloads={quoted(payloads)}: the URL of the topic's database"
+            f"url is missing: payloads={quoted(payloads)} needs url, the URL of the topic's database"
         )
     with connect(url, ledgers) as database:
         database.topic(payloads)
@@ -149,7 +149,7 @@ def _schema(batches: DataFrame, names: Sequence[str], *, as_array: bool) -> Stru
     kept = [field for field in batches.schema if field.name == "source" or field.name not in _PACKED]
     if twice := [field.name for field in kept if field.name in names]:
         raise InvalidArgumentError(
-            f"batches: column {quoted(twice[0])} has a name that is reserved for messages. Rename it"
+            f"batches: column {quoted(twice[0])} has a name that is reserved for messages. Rename the column"
         )
     return StructType([*kept, *fields])
 

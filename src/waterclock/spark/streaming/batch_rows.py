@@ -210,7 +210,7 @@ def _with_lost(found: pa.Table, rows: pa.Table, topic: str) -> pa.Table:
     if not number:
         return found
     _log.warning(
-        "the payloads of %d messages of topic %r are gone or damaged; the batches are written without them",
+        "the payloads of %d messages of topic %r are lost or corrupt; the batches are written without these payloads",
         number,
         topic,
     )

@@ -1,4 +1,4 @@
-"""The stateful operators of a streaming query: one binary state per bucket of sources, and a timer that wakes it.
+"""The stateful operators of a streaming query: one binary state per bucket of sources, and a timer for it.
 
 Before packed rows are gathered by bucket, their column ``clock`` has the stream's receive clock, from which Spark
 derives its watermark. Then that column is dropped, because Spark would silently leave out rows behind the watermark.

@@ -1,4 +1,4 @@
-"""Puts batches into a message table. A batch's id is the message's, so writing one again changes nothing."""
+"""Puts batches into a message table. The batch's id is the message's id, so a repeated write changes nothing."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class MessageWriter(Writer):
                 sequence += len(messages)
                 if appended.rejected:
                     count, reason = len(appended.rejected), appended.rejected[0].reason
-                    _log.warning("%d messages are not written, the first: %s", count, reason)
+                    _log.warning("the topic rejected %d messages, the first: %s", count, reason)
         freeze_imports()
         return WriterCommitMessage()
 

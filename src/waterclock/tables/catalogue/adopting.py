@@ -68,14 +68,14 @@ def adopt(
     check_table_name(name)
     if options.purge_by != "rows":
         raise InvalidArgumentError(
-            f"purge_by must be 'rows' for an adopted table, got {options.purge_by!r}. Or create a new message table and"
-            " insert the rows there"
+            f"purge_by must be 'rows' for an adopted table, got {options.purge_by!r}. To use this option, create a new"
+            " message table and insert the rows there"
         )
     if options.turns_by is not None:
         option = next(iter(options.keys_named))
         raise InvalidArgumentError(
-            f"{option} must be omitted for an adopted table, got {quoted(getattr(options, option))}. Or create a new"
-            " message table and insert the rows there"
+            f"{option} must be omitted for an adopted table, got {quoted(getattr(options, option))}. To use this"
+            " option, create a new message table and insert the rows there"
         )
     wanted = user_columns(columns)
     complete = options.with_dead_letter(name)
@@ -131,20 +131,20 @@ def _check(
         if column in found and not isinstance(found[column]["type"], allowed):
             wanted = blank.c[column].type.compile(shown)
             raise SchemaError(
-                f"cannot adopt {name!r}: its column {column!r} must be {wanted}, which Waterclock uses, got"
+                f"cannot adopt {name!r}: Waterclock uses column {column!r} as {wanted}, got"
                 f" {found[column]['type'].compile(shown)}. Rename your column"
             )
     for column in INTERNAL_COLUMNS:
         if column in found and not begun:
             raise SchemaError(
-                f"cannot adopt {name!r}: it has a column {column!r}, and Waterclock adds one of that name. Rename"
-                " your column"
+                f"cannot adopt {name!r}: Waterclock adds a column {column!r}, which the table already has. Rename your"
+                " column"
             )
     ours = {f"{name}_{which}_idx" for which in ("next", "acked", "group", "unrouted", "free", "expires", "late")}
     for index in inspector.get_indexes(name):
         if not begun and index["name"] in ours:
             raise SchemaError(
-                f"cannot adopt {name!r}: it has an index {index['name']!r}, and Waterclock creates one of that name."
+                f"cannot adopt {name!r}: Waterclock creates an index {index['name']!r}, which the table already has."
                 " Rename your index"
             )
 

@@ -111,7 +111,7 @@ class Binder:
 
     def _subject(self, operand: tree.Operand) -> sa.ColumnElement[Any]:
         if not isinstance(operand, tree.Column):
-            self._refuse(operand, "expected a column: an expression without one selects nothing")
+            self._refuse(operand, "expected a column: an expression without a column selects nothing")
         return self._column(operand)
 
     def _column(self, column: tree.Column) -> sa.ColumnElement[Any]:
@@ -159,7 +159,9 @@ def check_parameters(parameters: object, used: set[str]) -> None:
     """Raise for parameters that no text uses: one of the two is misspelt."""
     for name in parameters if isinstance(parameters, Mapping) else ():
         if name not in used:
-            raise InvalidArgumentError(f"parameter {name} is not used; remove it, or use :{name} in where")
+            raise InvalidArgumentError(
+                f"parameters must be used in where, got the unused {name}. Remove {name}, or write :{name} in where"
+            )
 
 
 def _negate(condition: sa.ColumnElement[bool], negated: bool) -> sa.ColumnElement[bool]:

@@ -76,7 +76,7 @@ def make_if_missing(
             return None
         if exist_ok:
             return TableOptions.from_json(name, text)
-        raise AlreadyExistsError(f"message table {quoted(name)} already exists; open it, or pass exist_ok=True")
+        raise AlreadyExistsError(f"message table {quoted(name)} already exists. Open the table, or pass exist_ok=True")
 
     backend.create_catalogue()
     existing = backend.transact(make_if_unknown)
@@ -107,7 +107,7 @@ def ensure_dead_letter_table(
     for column in columns:
         if column.name in DEAD_COLUMNS:
             raise InvalidArgumentError(
-                f"columns must not contain {quoted(column.name)} in a table with dead letters; rename it"
+                f"columns must not contain {quoted(column.name)} in a table with dead letters. Rename the column"
             )
     if not sa.inspect(connection).has_table(dead):
         its = sa.select(message_tables.c.table_id).where(message_tables.c.name == dead)
@@ -145,8 +145,8 @@ def _make(
     dialect = table_dialect(backend)
     if sa.inspect(connection).has_table(name):
         raise AlreadyExistsError(
-            f"an SQL table named {quoted(name)} already exists. Use another name, or turn it into a message table with"
-            " adopt=True"
+            f"an SQL table named {quoted(name)} already exists. Use another name, or pass adopt=True to turn the SQL"
+            " table into a message table"
         )
     rows = message_rows(name, options.id_type, options.payload, columns, dialect.id_items(name, options.id_type))
     if options.groups and options.ungrouped == "reject":
@@ -204,7 +204,7 @@ def _check_fit(dead: TableContext, options: TableOptions, columns: Sequence[sa.C
             continue
         if column.name not in dead.rows.c:
             raise SchemaError(
-                f"dead_letter: {dead.name!r} has no column {quoted(column.name)}; add it, or name another table"
+                f"dead_letter: {dead.name!r} has no column {quoted(column.name)}; Add the column, or name another table"
             )
         has, wanted = _kind(dead.rows.c[column.name].type), _kind(column.type)
         if has != wanted:

@@ -1,1 +1,1 @@
-"""Subscriptions, deliveries, and the heartbeat that keeps both alive."""
+"""Subscriptions, deliveries, and the heartbeat that extends their leases."""

@@ -56,11 +56,16 @@ class ClaimFailures:
         if self.since is None:
             self.since = self._warned_at = now
             _log.warning(
-                "%s cannot claim from %r, retrying in %g s: %s", self._consumer, table, pause, error, extra=extra
+                "consumer %s cannot claim from table %r, retrying in %g s: %s",
+                self._consumer,
+                table,
+                pause,
+                error,
+                extra=extra,
             )
         elif now - self._warned_at >= WARN_EVERY:
             self._warned_at = now
-            said = "%s has been unable to claim from %r for %.0f s: %s"
+            said = "consumer %s has been unable to claim from table %r for %.0f s: %s"
             _log.warning(said, self._consumer, table, now - self.since, error, extra=extra)
         self._process.note_failing(self._subscription, str(error))
         self._groups.claims_fail_since = self.since
@@ -74,7 +79,7 @@ class ClaimFailures:
             return
         lasted = moments.monotonic() - self.since
         extra = self._event("claims_succeed", table, seconds=lasted)
-        _log.info("%s can claim from %r again after %.1f s", self._consumer, table, lasted, extra=extra)
+        _log.info("consumer %s can claim from table %r again after %.1f s", self._consumer, table, lasted, extra=extra)
         self._pause = RETRY_EVERY
         self.since = None
         self._process.note_failing(self._subscription, None)

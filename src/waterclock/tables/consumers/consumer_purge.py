@@ -75,7 +75,7 @@ class ConsumerPurge:
         except ForbiddenError:
             if kind not in self._later:
                 _log.info(
-                    "%s lacks the privilege to %s messages of %r and leaves that to other consumers",
+                    "consumer %s lacks the privilege to %s messages of table %r and leaves that to other consumers",
                     self._consumer,
                     "expire" if kind is expire_some else "delete",
                     context.name,
@@ -83,7 +83,13 @@ class ConsumerPurge:
             self._later[kind] = moments.monotonic() + ASK_AGAIN
         except Exception as error:  # noqa: BLE001  # upkeep never ends a subscription: due messages must not wait for it
             said = in_a_line(said_of(error))
-            _log.warning("%s cannot purge %r, retrying in %g s: %s", self._consumer, context.name, _AGAIN_AFTER, said)
+            _log.warning(
+                "consumer %s cannot purge table %r, retrying in %g s: %s",
+                self._consumer,
+                context.name,
+                _AGAIN_AFTER,
+                said,
+            )
             self._later[kind] = moments.monotonic() + _AGAIN_AFTER
         else:
             self._later.pop(kind, None)

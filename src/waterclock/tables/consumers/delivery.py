@@ -509,7 +509,7 @@ class Delivery:
         """Return whether this verb was carried out already; raise if another one ended the delivery."""
         if self._ended_by not in (None, verb):
             raise LeaseLostError(
-                f"cannot {verb} message {self.id!r} of {self.context.name!r}: {_ENDED[self._ended_by]}"
+                f"cannot {verb} message {self.id!r} of table {self.context.name!r}: {_ENDED[self._ended_by]}"
             )
         return self.over
 
@@ -519,9 +519,9 @@ class Delivery:
 
     def _lost_error(self, verb: str) -> LeaseLostError:
         return LeaseLostError(
-            f"cannot {verb} message {self.id!r} of {self.context.name!r}: its lease ended at"
-            f" {format_time(self.lease_until)}, and it was redelivered, acked or rescheduled. Use a longer ack_wait"
-            f" than {format_duration(self.context.options.ack_wait)}, or extend the lease"
+            f"cannot {verb} message {self.id!r} of table {self.context.name!r}: its lease ended at"
+            f" {format_time(self.lease_until)}, and the message was redelivered, acked or rescheduled. Use a longer"
+            f" ack_wait than {format_duration(self.context.options.ack_wait)}, or extend the lease"
         )
 
     def __enter__(self) -> Self:
@@ -543,7 +543,9 @@ class Delivery:
             return
         find_out(self.context, [self])
         if self._undecided:
-            error.add_note(f"message {self.id!r} is not given back: the transaction that acked it has not ended")
+            error.add_note(
+                f"message {self.id!r} is not given back: the transaction that acked the message has not ended"
+            )
             return
         if self.over:
             return

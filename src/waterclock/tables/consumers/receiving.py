@@ -308,7 +308,7 @@ def _remove(context: TableContext, remove: Callable[[SqlConnection], None]) -> N
     try:
         context.backend.transact(remove)
     except WaterclockError as error:  # the consumer already has the other messages
-        _log.warning("cannot remove expired and cancelled messages from %s: %s", context.name, error)
+        _log.warning("cannot remove expired and cancelled messages from table %s: %s", context.name, error)
 
 
 def pause(

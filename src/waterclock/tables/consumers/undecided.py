@@ -81,6 +81,6 @@ def decide(context: TableContext, deliveries: Sequence[Undecided], verb: str) ->
     for one in deliveries:
         if one.undecided:
             raise UnavailableError(
-                f"cannot {verb} message {one.leased.id!r} of {context.name!r}: the transaction that acked it has not"
-                " ended. Commit it or roll it back, then try again"
+                f"cannot {verb} message {one.leased.id!r} of table {context.name!r}: the transaction that acked the"
+                " message has not ended. Commit or roll back that transaction, then try again"
             )

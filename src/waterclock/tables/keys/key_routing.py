@@ -1,7 +1,7 @@
 """Routes new messages: finds their keys.
 
 A put only inserts rows, so that a caller's long transaction locks no key. Consumers look for new messages before they
-claim, in the order of keys, so that many messages of one key hide no other key.
+claim, in the order of keys, so that many messages of one key do not hide other keys.
 """
 
 from __future__ import annotations

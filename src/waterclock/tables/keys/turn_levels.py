@@ -1,9 +1,10 @@
-"""Searches of the rows of keys from bounds on, for databases that provide the ends of a snapshot.
+"""Searches the rows of keys without reading dead index entries.
 
-With each turn a row moves in the index of turns, and with each pause in the index of sleeping rows. The entries of
-earlier places stay while a transaction holds an old snapshot. Turns, which are times here, and ends of pauses are
-never in the past when they are written. So nothing waits for a turn below a bound of times for each level, and nothing
-sleeps until a time below another one.
+These searches need a database that tells which transactions a snapshot sees (`TableDialect.seen_by`). With each turn, a
+row moves to another place in the index of turns, and with each pause in the index of sleeping rows. The entries of
+earlier places remain while a transaction holds an old snapshot. A turn is a time here. Turns and ends of pauses are
+never in the past when they are written. So each level has two lower bounds: one for the turns of waiting rows, and one
+for the times until which rows sleep. Searches begin at these bounds.
 """
 
 from __future__ import annotations

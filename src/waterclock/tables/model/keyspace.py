@@ -81,7 +81,9 @@ def check_cover(ranges: Iterable[str]) -> list[KeyRange]:
     before: KeyRange | None = None
     for one in ordered:
         if one.start > reached:
-            raise InvalidArgumentError(f"no shard has the key range {KeyRange(reached, one.start)}; add one")
+            raise InvalidArgumentError(
+                f"shards must cover all keys, but no shard has the key range {KeyRange(reached, one.start)}"
+            )
         if before is not None and one.start < reached:
             raise InvalidArgumentError(
                 f"shards must not overlap, but {before} and {one} both have the key range"
@@ -89,7 +91,9 @@ def check_cover(ranges: Iterable[str]) -> list[KeyRange]:
             )
         reached, before = one.end, one
     if reached < KEYSPACE_END:
-        raise InvalidArgumentError(f"no shard has the key range {KeyRange(reached, KEYSPACE_END)}; add one")
+        raise InvalidArgumentError(
+            f"shards must cover all keys, but no shard has the key range {KeyRange(reached, KEYSPACE_END)}"
+        )
     return ordered
 
 

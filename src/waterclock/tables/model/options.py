@@ -269,8 +269,8 @@ class TableOptions:
             value = getattr(self, option)
             if self.groups is not None:
                 raise InvalidArgumentError(
-                    f"{option} must be omitted with groups={quoted(self.groups)}, got {quoted(value)}. Only one"
-                    " consumer at a time has the messages of a group"
+                    f"{option} must be omitted with groups={quoted(self.groups)}, got {quoted(value)}. A group"
+                    " belongs to one consumer at a time"
                 )
             if self.purge_by != "rows":
                 raise InvalidArgumentError(

@@ -133,7 +133,9 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
             or name in OWN_COLUMNS
             or name in (*_ARGUMENTS, ACKED_DAY, MESSAGE_KEY, LEASED_KEY)
         ):
-            raise InvalidArgumentError(f"columns must have valid names that are not in use, got {quoted(name)}")
+            raise InvalidArgumentError(
+                f"columns must have valid names that Waterclock does not use, got {quoted(name)}"
+            )
         column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
         if not isinstance(column_type, TypeEngine) and not (
             isinstance(column_type, type) and issubclass(column_type, TypeEngine)
@@ -287,12 +289,13 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         columns = sa.inspect(connection).get_columns(name)
     except exc.NoSuchTableError:
         raise SchemaError(
-            f"message table {quoted(name)}: its SQL table is missing; something other than Waterclock dropped it"
+            f"message table {quoted(name)}: its SQL table is missing, because something other than Waterclock dropped"
+            " the table"
         ) from None
     found = {column["name"]: column["type"] for column in columns}
     for column in (*OWN_COLUMNS, *([MESSAGE_KEY] if options.turns_by else [])):
         if column not in found:
-            raise SchemaError(f"message table {quoted(name)}: its SQL table has no column {column!r}; add it")
+            raise SchemaError(f"message table {quoted(name)}: its SQL table has no column {column!r}. Add the column")
     extra = tuple(
         _Extra(column, _column_type(options.columns.get(column, ""), kind))
         for column, kind in found.items()

@@ -1,4 +1,4 @@
-"""One database of a sharded keyspace: opened on demand, and left alone for a while if unavailable."""
+"""One database of a sharded keyspace: opened on demand, and not tried for a while if unavailable."""
 
 from __future__ import annotations
 

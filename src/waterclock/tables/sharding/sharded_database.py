@@ -83,7 +83,7 @@ class ShardedDatabase(Closing):
         missing = [shard for shard in self._shards if not _has(shard, name)]
         if not missing and not exist_ok:
             raise AlreadyExistsError(
-                f"message table {quoted(name)} already exists on every shard; open it, or pass exist_ok=True"
+                f"message table {quoted(name)} already exists on every shard. Open the table, or pass exist_ok=True"
             )
         for shard in missing or self._shards[:1]:  # an existing one compares its options with these
             shard.database.create_table(name, key_range=shard.name, exist_ok=True, **options)
@@ -138,6 +138,6 @@ def _has(shard: Shard, name: str) -> bool:
 
 def _no_topics(name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"cannot open topic {quoted(name)} in a sharded database: its positions are counted in one database. Connect to"
-        " that database alone: connect(url)"
+        f"cannot open topic {quoted(name)} in a sharded database: a topic is in one database. Connect to that database"
+        " alone: connect(url)"
     )

@@ -112,8 +112,8 @@ def put_with(
 
 def _no_keys(name: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"unique must be omitted for {name!r}, which is sharded by id: no shard knows the keys of the others. Give the"
-        " message a unique id of your own, or use a table in one database"
+        f"unique must be omitted for table {name!r}, which is sharded by id: no shard knows the keys of the others."
+        " Give the message a unique id of your own, or use a table in one database"
     )
 
 

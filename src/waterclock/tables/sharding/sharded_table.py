@@ -373,7 +373,7 @@ class ShardedTable:
             Always, as `MessageTable.groups` does for a table without groups.
         """
         raise InvalidArgumentError(
-            f"message table {self.name!r} has no groups, because it is sharded by id; use a table in one database"
+            f"message table {self.name!r} has no groups, because it is sharded by id. Use a table in one database"
         )
 
     def stats(self) -> ShardedStats:
@@ -534,7 +534,7 @@ def _refuse(failures: Mapping[Shard, WaterclockError], verb: str, done: Mapping[
     if isinstance(first, UnavailableError):
         away = "; ".join(f"{shard.name}: {error}" for shard, error in failures.items())
         raise UnavailableError(
-            f"cannot {verb} on all shards: some are unavailable ({away}){others}. Run it again later"
+            f"cannot {verb} on all shards: some are unavailable ({away}){others}. Try again later"
         ) from first
     first.add_note(f"{verb}: on shards {', '.join(shard.name for shard in failures)}{others}")
     raise first

@@ -59,7 +59,9 @@ def create_topic(
         else:
             return
     if not exist_ok:
-        raise AlreadyExistsError(f"cannot create topic {name!r}: it already exists. Open it, or pass exist_ok=True")
+        raise AlreadyExistsError(
+            f"cannot create topic {name!r}: it already exists. Open the topic, or pass exist_ok=True"
+        )
     row = _row(backend, name)
     if row is not None:
         existing = TopicOptions.of_row(row._mapping)  # noqa: SLF001  # SQLAlchemy's public name

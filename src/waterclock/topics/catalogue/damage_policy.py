@@ -56,7 +56,7 @@ class Damage:
         self.skipped += messages
         if not self._quiet:
             _log.warning(
-                "the reader of topic %r skips %d messages: %s",
+                "reading topic %r skips %d messages: %s",
                 self._topic,
                 messages,
                 error,

@@ -125,7 +125,7 @@ def finish(storage: Storage, pending: Pending, work: Callable[[], None]) -> None
         try:
             still_ours = _abandon(storage, pending)
         except UnavailableError as second:
-            _log.warning("%s is left for the next sweep: %s", storage.files.name(pending.path), second)
+            _log.warning("the next sweep will remove %s: %s", storage.files.name(pending.path), second)
             raise error from None
         if isinstance(error, LostFileError) and not still_ours:
             raise taken(storage, pending) from error  # a sweep took it for an abandoned one

@@ -73,7 +73,9 @@ class Storage:
             return
         row = connection.execute(_STORE, {"topic": self.topic_id}).one_or_none()
         if row is not None and row.identity != self.files.identity:
-            raise StoreError(f"topic {self.name!r} was relocated from {self.files.place} to {row.root}. Open it again")
+            raise StoreError(
+                f"topic {self.name!r} was relocated from {self.files.place} to {row.root}. Open the topic again"
+            )
 
     @property
     def origin(self) -> str:

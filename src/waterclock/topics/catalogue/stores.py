@@ -135,7 +135,7 @@ def _look(files: LedgerFiles) -> None:
     try:
         files.check()
     except UnreachableStoreError as error:
-        _log.warning("%s; appends continue, but operations on the store fail until it can be reached", error)
+        _log.warning("%s. Appends continue, but operations on the store fail until the store can be reached", error)
         return
     if not files.is_local:  # checking the root costs a request; this is nearly free
         _found.add(files)

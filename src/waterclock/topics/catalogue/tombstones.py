@@ -1,4 +1,4 @@
-"""Recorded losses: messages that the catalogue marks as gone for good, so that later messages keep their ordinals.
+"""Recorded losses: messages that the catalogue marks as lost, so that later messages keep their ordinals.
 
 A ledger that is lost keeps its row, in the state ``lost``, without a file. An entry that is lost keeps its row, too;
 its data is `LOST`, which is shorter than any entry. Both rows still count the lost messages: every reader skips these,
@@ -94,11 +94,13 @@ def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int
     row = connection.execute(sa.select(ledgers).where(*key)).mappings().one_or_none()
     closed = row is not None and row["state"] == "closed"
     if not closed and ledger != counter.ledger:
-        raise InvalidArgumentError(f"ledger must have missing entries, got {ledger} of topic {storage.name!r}")
+        raise InvalidArgumentError(
+            f"ledger must be a ledger with missing entries, got {ledger} of topic {storage.name!r}"
+        )
     count = row["entries"] if row is not None else counter.entries
     if wrong := [number for number in numbers if not 0 <= number < count]:
         raise InvalidArgumentError(
-            f"numbers must be entries of ledger {ledger}, which has {count} entries numbered from 0, got {wrong[0]}"
+            f"numbers must be ≥ 0 and less than {count}, the number of entries of ledger {ledger}, got {wrong[0]}"
         )
     first = row["first_ordinal"] if row is not None else counter.ordinal - counter.messages
     end = first + (row["messages"] if row is not None else counter.messages)

@@ -273,7 +273,7 @@ def _measured(storage: Storage, ledger: int) -> bool:
         measure_ledger(storage, ledger)
     except LostFileError as error:
         path_now(storage, ledger)  # raises if the whole topic has moved
-        _log.warning("find skips ledger %d of topic %r: %s", ledger, storage.name, error)
+        _log.warning("find() skips ledger %d of topic %r: %s", ledger, storage.name, error)
         return False
     return True
 
@@ -307,7 +307,7 @@ def _place_in_file(
         path_now(storage, row["ledger"])  # raises if the whole topic has moved
         if at_lost:
             return start
-        _log.warning("find skips ledger %d of topic %r: %s", row["ledger"], storage.name, error)
+        _log.warning("find() skips ledger %d of topic %r: %s", row["ledger"], storage.name, error)
         return None
     first = int(np.argmax(time_column(table, by).to_numpy() >= time))
     return Position(row["ledger"], table["entry"][first].as_py(), table["index"][first].as_py())

@@ -1,4 +1,4 @@
-"""Measures the bounds of a ledger that has none in the catalogue."""
+"""Measures the bounds of a ledger whose bounds are missing in the catalogue."""
 
 from __future__ import annotations
 

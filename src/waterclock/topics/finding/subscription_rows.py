@@ -108,7 +108,7 @@ def hold(storage: Storage, name: str, holder: str, lease: int) -> sa.RowMapping:
             if row["holder"] is not None and row["held_until"] > now:
                 raise UnavailableError(
                     f"subscription {name!r} of topic {storage.name!r} is being read by {row['holder']} until"
-                    f" {format_time(row['held_until'])}. Only one reader at a time may read it"
+                    f" {format_time(row['held_until'])}. Only one reader at a time may read a subscription"
                 )
             values["reader_epoch"] = row["reader_epoch"] + 1
         connection.execute(sa.update(subscriptions).where(*_key(storage, name)).values(values))
@@ -222,4 +222,4 @@ def _key(storage: Storage, name: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _absent(storage: Storage, name: str) -> NotFoundError:
-    return NotFoundError(f"no subscription named {name!r} in topic {storage.name!r}. Subscribe first")
+    return NotFoundError(f"no subscription named {name!r} in topic {storage.name!r}. Create the subscription first")

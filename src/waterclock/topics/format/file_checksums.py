@@ -1,10 +1,10 @@
 """The checksums of a sealed ledger's file, as the catalogue keeps them: compared before anything is decoded.
 
-There is one for each part that is read on its own: the footer, the text of the ledger's row groups in the catalogue,
-and each column chunk of a row group. A chunk reaches from its first page (the dictionary, if it has one) to the end of
-its last page, page headers included. So a reader of two columns checks two chunks, and nothing between them. The
-footer's checksum covers the file's last bytes: the metadata in Thrift, its length, and the magic ``PAR1``. The copy in
-the catalogue is the same bytes behind another ``PAR1``, so that one checksum verifies both.
+There is a checksum for each part that is read on its own: the footer, the text of the ledger's row groups in the
+catalogue, and each column chunk of a row group. A chunk reaches from its first page (the dictionary, if it has one) to
+the end of its last page, page headers included. So a reader of two columns checks two chunks, and nothing between them.
+The footer's checksum covers the file's last bytes: the metadata in Thrift, its length, and the magic ``PAR1``. The copy
+in the catalogue is the same bytes behind another ``PAR1``, so that one checksum verifies both.
 
 A file that the catalogue does not know can still be checked: the footer's checksum is also stored in front of the
 footer (`footer_mark`), where Parquet readers do not look.

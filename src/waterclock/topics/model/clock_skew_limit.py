@@ -70,7 +70,7 @@ class AheadLimit:
         rejected = self.too_far(times, now())
         if rejected and self.on_ahead == "keep":
             _log.warning(
-                "topic %r: kept %d messages of an append that are too far ahead, the first: %s",
+                "topic %r: an append keeps %d messages with times too far ahead, the first: %s",
                 self.topic,
                 len(rejected),
                 rejected[0].reason,

@@ -157,8 +157,7 @@ class ProducerState:
             if (each.first, each.last) == (append.first, append.last):
                 if each.checksum != append.checksum:
                     raise NumbersUsedError(
-                        f"{_numbers(append)} were already used for other messages. Append these with numbers"
-                        f" greater than {self.last}"
+                        f"{_numbers(append)} were already used for other messages. Use numbers greater than {self.last}"
                     )
                 return Repeat(each.position, each.verdict)
         before = not self.recent or append.last < self.recent[0].first

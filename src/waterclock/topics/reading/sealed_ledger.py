@@ -108,7 +108,7 @@ class SealedLedger:
 
 def _path_of(row: sa.RowMapping) -> str:
     if row["path"] is None or row["file_bytes"] is None:
-        raise DamagedError(f"ledger {row['ledger']} is damaged: the catalogue does not name its file")
+        raise DamagedError(f"the catalogue does not name the file of ledger {row['ledger']}")
     return row["path"]
 
 
@@ -119,7 +119,7 @@ def checked_row_groups(row: sa.RowMapping) -> tuple[list[RowGroup], FileChecksum
     """
     name = f"ledger {row['ledger']}"
     if row["checksums"] is None or row["row_groups"] is None:
-        raise DamagedError(f"{name} is damaged: the catalogue lacks its row groups or their checksums")
+        raise DamagedError(f"the catalogue lacks the row groups of {name} or their checksums")
     checksums = FileChecksums.from_bytes(row["checksums"], name)
     check_text(checksums, row["row_groups"], name)
     return row_groups_from_json(row["row_groups"]), checksums

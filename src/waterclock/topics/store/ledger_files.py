@@ -129,8 +129,8 @@ class LedgerFiles:
         wrong = f"it is another store ({found})" if found else f"{MARKER} is missing"
         raise StoreError(
             f"cannot use the ledger store {self.place}: {wrong}. The files of the topic are in store"
-            f" {self.identity}, last known at {self.recorded}. Is it mounted, and does ledgers= name it? If it"
-            " was moved, run 'waterclock topic relocate'"
+            f" {self.identity}, last known at {self.recorded}. Is this store mounted, and does ledgers= name it? If the"
+            " store was moved, run 'waterclock topic relocate'"
         )
 
     def write_marker(self, identity: str, *, replace: bool = False) -> str:

@@ -102,7 +102,7 @@ def first_left(storage: Storage, start: Position, cutoff: int) -> Place:
         try:
             place = _in_ledger(storage, ledger, begin, cutoff)
         except (LostFileError, DamagedError, SchemaError) as error:
-            _log.warning("expiry of topic %r stops at %s: %s", storage.name, begin, error)
+            _log.warning("expiry of topic %r stops at position %s: %s", storage.name, begin, error)
             # A subscription that is already there does not move, and needs no ordinal.
             return Place(begin, ordinal)
         if place is not None:
@@ -182,7 +182,7 @@ def _alone(storage: Storage) -> Generator[Callable[[], None]]:
         row, now = storage.lock(connection)
         if row["expiring_owner"] not in (None, owner) and row["expiring_until"] > now:
             raise UnavailableError(
-                f"cannot expire topic {storage.name!r}: another expiry is running, by {row['expiring_owner']}"
+                f"cannot expire topic {storage.name!r}: another expiry is running, owned by {row['expiring_owner']}"
                 f" until {format_time(row['expiring_until'])} or longer. Try again later"
             )
         _write(connection, {"expiring_owner": owner, "expiring_until": now + LEASE})

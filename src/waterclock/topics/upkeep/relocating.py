@@ -226,7 +226,7 @@ def _move(storage: Storage, there: LedgerFiles, step: Progress) -> tuple[LedgerF
         try:
             copies.let_go()
         except UnavailableError as second:
-            error.add_note(f"the copies in {there.place} stay for the next sweep: {second}")
+            error.add_note(f"the next sweep removes the copies in {there.place}: {second}")
         raise
     if not here.is_complete and here.identity is not None:
         # Later no process could open the former store.

@@ -62,7 +62,8 @@ def end_of_older(storage: Storage, by: str, cutoff: int) -> Position:
             measure_ledger(storage, row.ledger)
         except (UnavailableError, DamagedError, SchemaError) as error:
             _log.warning(
-                "ledger %d of topic %r has no bounds, so its age is unknown. It and later ledgers are kept: %s",
+                "ledger %d of topic %r has no bounds, so its age is unknown. This ledger and later ledgers are kept:"
+                " %s",
                 row.ledger,
                 storage.name,
                 error,

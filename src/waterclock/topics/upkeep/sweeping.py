@@ -58,13 +58,13 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
         except (UnavailableError, DamagedError) as error:
             if strict and isinstance(error, DamagedError):  # no retry can fix this path
                 _forget(storage, path)
-                _log.warning("removing topic %r, but not one of its files: %s", storage.name, error)
+                _log.warning("removing topic %r without one of its files: %s", storage.name, error)
                 continue
             if strict:
                 raise
             if isinstance(error, StoreError):
                 unusable.add(identity)
-            _log.warning("sweep of topic %r will be retried: %s", storage.name, error)
+            _log.warning("the sweep of topic %r failed and will be retried: %s", storage.name, error)
     for ledger in _ledgers_with_rows(storage):
         delete_rows(storage, ledger)
     lower_peaks(storage)

@@ -1,7 +1,7 @@
 """Reads back a ledger file that was just written, and compares each byte and each value with the original.
 
 Comparing bytes is not enough: if a bit flips in memory before it is written, the file matches its checksum but holds
-other messages. Comparing values is not enough: another reader may use a bit that this one ignores.
+other messages. Comparing values is not enough: another reader may use a bit that this reader ignores.
 """
 
 from __future__ import annotations
@@ -94,4 +94,6 @@ def read_back(
 
 def reads_differently(files: LedgerFiles, path: str) -> UnavailableError:
     """Return the error for a file that reads back differently."""
-    return UnavailableError(f"{files.name(path)} differs from the data that was written to it. Check its disk or store")
+    return UnavailableError(
+        f"{files.name(path)} differs from the data that was written to it. Check the disk or the store"
+    )

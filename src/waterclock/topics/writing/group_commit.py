@@ -7,8 +7,9 @@ get a result, so a leader briefly waits for as many appends as the last group ha
 
 - A leader that fails with an exception hands the lead over. The appends that it had taken go back to the front of the
 queue: whether they were committed is unknown, and their next transaction checks before it writes them.
-- An append that is interrupted (KeyboardInterrupt) while it is queued leaves the queue, and was not written. One that
-was already taken may have been written or not, like any append that is interrupted during its transaction.
+- An append that is interrupted (KeyboardInterrupt) while it is queued leaves the queue, and was not written. An append
+that the leader had already taken may have been written or not, like any append that is interrupted during its
+transaction.
 - A forked process begins with empty queues, because the queued threads do not exist in it.
 """
 

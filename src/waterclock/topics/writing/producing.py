@@ -165,7 +165,7 @@ class Producer(Closing):
         if self._failure is not None:
             raise self._failure
         if self._closed:
-            raise InvalidArgumentError(f"cannot send with producer {self._name!r}: it is closed. Open a new one")
+            raise InvalidArgumentError(f"cannot send with producer {self._name!r}: it is closed. Open a new producer")
 
     def _work(self) -> None:
         while True:

@@ -197,7 +197,7 @@ class Fetcher:
             self.subscription.give_back([one.delivery for one in handlings])
         except WaterclockError as error:
             _log.warning(
-                "cannot give back %d messages of %r now: %s",
+                "cannot give back %d messages of table %r now: %s",
                 len(handlings),
                 self.table.name,
                 error,

@@ -135,7 +135,7 @@ class OutcomeWriter:
             else:
                 self._counter.note("discarded", one.delivery)
                 _log.info(
-                    "message %r of %r is discarded: %s",
+                    "message %r of table %r is discarded: %s",
                     one.delivery.id,
                     fetcher.table.name,
                     in_a_line(outcome.why),
@@ -161,7 +161,7 @@ class OutcomeWriter:
                 warn_with_traceback(
                     _log,
                     outcome.traceback,
-                    "message %r of %r failed after its handler had ended the delivery: %s",
+                    "message %r of table %r failed after its handler had ended the delivery: %s",
                     delivery.id,
                     name,
                     in_a_line(outcome.why),
@@ -182,7 +182,7 @@ class OutcomeWriter:
             delivery.dead_letter(outcome.why or "")
             self._counter.note("dead", delivery)
             _log.warning(
-                "message %r of %r is a dead letter: %s",
+                "message %r of table %r becomes a dead letter: %s",
                 delivery.id,
                 name,
                 in_a_line(outcome.why),
@@ -202,7 +202,7 @@ class OutcomeWriter:
         warn_with_traceback(
             _log,
             outcome.traceback,
-            "message %r of %r failed, attempt %d; %s: %s",
+            "message %r of table %r failed, attempt %d; %s: %s",
             delivery.id,
             name,
             delivery.epoch,
@@ -236,7 +236,7 @@ class OutcomeWriter:
 
     def _say_unrecorded(self, fetcher: MessageOrigin, count: int, error: BaseException) -> None:
         _log.error(
-            "the outcomes of %d messages of %r were not written, so they are sent again: %s",
+            "the outcomes of %d messages of table %r were not written, so the messages will be redelivered: %s",
             count,
             fetcher.table.name,
             error,

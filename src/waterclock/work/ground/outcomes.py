@@ -47,7 +47,7 @@ class Snooze(HandlerSays):
 
 
 class DeadLetter(HandlerSays):
-    """Move the message to the table's dead-letter table, for the reason ``why``. Without one, it backs off."""
+    """Move the message to the table's dead-letter table, for the reason ``why``. Without that table, it backs off."""
 
     def __init__(self, why: object) -> None:
         super().__init__(why)

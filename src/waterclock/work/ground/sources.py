@@ -63,14 +63,14 @@ def tables_of(table: Any, handler: Any) -> list[tuple[AnyTable, Any]]:
     """
     given = dict(table) if isinstance(table, Mapping) else {table: handler}
     if isinstance(table, Mapping) and handler is not None:
-        raise InvalidArgumentError("handler must be omitted: each table has its own")
+        raise InvalidArgumentError("handler must be omitted, as each table has its own handler")
     if not given:
-        raise InvalidArgumentError("table is missing; pass at least one")
+        raise InvalidArgumentError("table is missing; pass at least one table")
     for each, its_handler in given.items():
         if not isinstance(each, AnyTable):
             raise InvalidArgumentError(f"table must be a message table, got {quoted(each)}")
         if its_handler is None:
-            raise InvalidArgumentError(f"handler is missing for table {each.name!r}; pass a function")
+            raise InvalidArgumentError(f"handler is missing for table {each.name!r}. Pass a function")
         if not is_factory(its_handler):
             Handlers(its_handler)
     return list(given.items())

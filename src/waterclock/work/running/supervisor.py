@@ -93,7 +93,8 @@ class WorkerSupervisor:
         self._counter.add("stuck")
         self.give_up((one,))
         _log.warning(
-            "the handler of message %r still runs after its time limit; another message is handled in its place",
+            "the handler of message %r still runs after its time limit; the worker handles another message in its"
+            " place",
             one.delivery.id,
             extra=event("handler_stuck", id=one.delivery.id),
         )

@@ -122,7 +122,7 @@ def test_a_cut_window_waits_for_the_last_pulse_before_its_boundary() -> None:
 def test_boundaries_must_be_a_list_of_names(make: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"boundaries must be a list of names, got 'run'. Write boundaries="):
         make(boundaries="run")
-    with pytest.raises(InvalidArgumentError, match="boundaries must be non-empty strings, got ''"):
+    with pytest.raises(InvalidArgumentError, match="boundaries must hold non-empty strings, got ''"):
         make(boundaries=[""])
 
 

@@ -1,4 +1,4 @@
-"""Counts messages outside their windows over columns, and finds the offsets of batches, as the class does."""
+"""Counts messages outside their windows, and finds the offsets of batches, over columns as `RateAwareBatcher` does."""
 
 from __future__ import annotations
 

@@ -505,9 +505,7 @@ class RateAwareBatcher:
 
     def _required_adaptive(self) -> AdaptiveBatchLength:
         if self._adaptive is None:
-            raise InvalidArgumentError(
-                f"batch_length must be 'adaptive' to follow the time that batches take, got {self.batch_length}"
-            )
+            raise InvalidArgumentError(f"batch_length must be 'adaptive' for processed(), got {self.batch_length} ns")
         return self._adaptive
 
     def _follow(self, adaptive: AdaptiveBatchLength) -> int:

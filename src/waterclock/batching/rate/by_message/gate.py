@@ -1,6 +1,6 @@
-"""The roles that the user chose for streams.
+"""Looks up the roles of streams, which the user chose with the option ``gated``.
 
-If the choice is a function, it is called before anything changes, since it may raise.
+If ``gated`` is a function, it is called before anything changes, since it may raise.
 """
 
 from __future__ import annotations

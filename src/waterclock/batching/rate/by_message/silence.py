@@ -30,7 +30,7 @@ def check_receive_times(messages: Iterable[Message], needed: str) -> None:
     for message in messages:
         if message.receive_time is None:
             raise InvalidArgumentError(
-                f"receive_time must be set if {needed}, got None in a message of stream"
+                f"receive_time must be set if {needed}, got None in the message of stream"
                 f" {quoted(message.stream)} with event_time {message.event_time}"
             )
 

@@ -14,7 +14,7 @@ def payload_of(fields: dict[str, Any]) -> Any:
     """Take the payload out of the given fields of a body."""
     encoded = fields.pop("payload_base64", None)
     if ("payload" in fields) == (encoded is not None):
-        raise InvalidArgumentError("one of payload and payload_base64 must be given")
+        raise InvalidArgumentError("exactly one of payload and payload_base64 must be given")
     if encoded is None:
         return fields.pop("payload")
     try:

@@ -133,7 +133,7 @@ def _batched(
             return None
         for name, value in (("window", window), ("max_delay", max_delay)):
             if value is None:
-                raise InvalidArgumentError(f"{name} is missing: batching by event time needs it, for example 500ms")
+                raise InvalidArgumentError(f"{name} is missing. Batching by event time needs a duration such as 500ms")
         options: dict[str, Any] = {name: given[name] for name in _EVENT_TIME[:-1] if name in given}
         options["boundaries"] = boundaries
         skew = to_duration(given.get("max_skew", "10s"), "max_skew")

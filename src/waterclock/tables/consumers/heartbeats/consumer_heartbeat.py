@@ -103,7 +103,7 @@ class ConsumerHeartbeat:
         except WaterclockError as error:
             if len(names) > 1:
                 return False
-            _log.warning("cannot renew the lease of consumer %s of %s: %s", *names, context.name, error)
+            _log.warning("cannot renew the lease of consumer %s of table %s: %s", *names, context.name, error)
         return True
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class ConsumerHeartbeat:
         gives_up = since is not None and moments.monotonic() - since >= GIVE_UP_AFTER
         if gives_up and not self._has_given_up:
             _log.warning(
-                "consumer %s releases its groups of %r: its claims have failed for %g s",
+                "consumer %s releases its groups of table %r: its claims have failed for %g s",
                 self.name,
                 self._row.last_seen.name,
                 GIVE_UP_AFTER,

@@ -1,8 +1,8 @@
-"""The heartbeat: one thread for each process and database that keeps its leases alive.
+"""The heartbeat: one thread for each process and database, which extends the leases of the process.
 
-It extends the leases of deliveries that are being handled, renews the leases of exclusive consumers, and writes the
-process's row in the catalogue. If a process stops or dies, its beats stop and its leases end. Times in this module are
-monotonic ns: a beat asks the database to extend the lease to ``ack_wait`` after the database's current time.
+The thread extends the leases of deliveries that are being handled, renews the leases of exclusive consumers, and writes
+the process's row in the catalogue. If a process stops or dies, its beats stop and its leases end. Times in this module
+are monotonic ns: a beat asks the database to extend the lease to ``ack_wait`` after the database's current time.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Heartbeat:
             if now - self._warned_at.get(context.table_id, now - WARN_EVERY) >= WARN_EVERY:
                 self._warned_at[context.table_id] = now
                 _log.warning(
-                    "cannot extend the leases of %d messages of %r: %s",
+                    "cannot extend the leases of %d messages of table %r: %s",
                     len(deliveries),
                     context.name,
                     error,
@@ -294,7 +294,7 @@ def _see_cancelled(deliveries: Sequence[HandledDelivery]) -> None:
         with at_most(patience_of(context.options.ack_wait) + SLACK):
             found = context.backend.look(lambda own: acking.cancelled(context, own, leased))
     except WaterclockError as error:
-        _log.info("cannot check for cancelled messages of %r: %s", context.name, error)
+        _log.info("cannot check for cancelled messages of table %r: %s", context.name, error)
         return
     for one in deliveries:
         if one.leased in found:

@@ -34,7 +34,7 @@ def leaving(context: TableContext, consumer: str | None) -> Generator[None]:
             yield
     except UnavailableError as error:
         _log.warning(
-            "%s cannot give back its messages of %r, which wait for the end of their lease: %s",
+            "consumer %s cannot give back its messages of table %r, which wait for the end of their lease: %s",
             consumer,
             context.name,
             error,
@@ -57,8 +57,8 @@ def leave_behind(
             return
         if moments.monotonic() >= give_up_at:
             _log.warning(
-                "%s cannot give back %d messages of %r, which wait for the end of their lease: another transaction has"
-                " locked them or earlier ones of their groups",
+                "consumer %s cannot give back %d messages of table %r, which wait for the end of their lease: another"
+                " transaction has locked these or earlier messages of their groups",
                 consumer,
                 len(kept),
                 context.name,

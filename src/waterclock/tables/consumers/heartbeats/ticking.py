@@ -70,11 +70,12 @@ class Ticking:
                 self._next_look.at = now + _WITHOUT_SCHEDULES
         except ForbiddenError:
             _log.info(
-                "this process lacks the privileges for the schedules of %r and leaves them to others", context.name
+                "this process lacks the privileges for the schedules of table %r and leaves them to other processes",
+                context.name,
             )
             self._next_look.at = now + int(ASK_AGAIN * _SECOND)
         except WaterclockError as error:
-            _log.info("cannot run the schedules of %r now: %s", context.name, error)
+            _log.info("cannot run the schedules of table %r now: %s", context.name, error)
 
     def close(self) -> None:
         self.over = True

@@ -1,4 +1,4 @@
-"""Finds the groups that never become due by themselves, on MariaDB, which cannot have a partial index of them.
+"""Finds blocked groups, which never become due by themselves, on MariaDB, which has no partial indexes.
 
 The index of due groups begins with their owner and priority. So the existing owners and priorities are looked up
 first, each with one seek: one query for all of them would read the whole index.

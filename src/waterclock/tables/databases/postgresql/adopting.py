@@ -1,4 +1,4 @@
-"""Turns a PostgreSQL table into a message table. Like all DDL there, this runs in the caller's transaction."""
+"""Turns a PostgreSQL table into a message table. Like all DDL on PostgreSQL, this runs in the caller's transaction."""
 
 from __future__ import annotations
 

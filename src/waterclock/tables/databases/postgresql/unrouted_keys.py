@@ -1,8 +1,8 @@
-"""The index of unrouted messages in tables whose keys take turns, on PostgreSQL: searched from a bound on.
+"""Searches PostgreSQL's index of unrouted messages, in tables whose keys take turns, from a lower bound upward.
 
-Its entries are in the order of seqs, many seqs together, and by key among those. So a search skips the entries of
-earlier messages, which stay while a transaction holds an old snapshot, and still finds the keys among many messages of
-one key without reading these.
+The index is ordered by blocks of seqs, and by key within a block. So a search skips the entries of earlier messages,
+which remain while a transaction holds an old snapshot. It also finds the other keys among many messages of one key
+without reading all of those.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def _check_copyable(connection: sa.Connection, name: str) -> None:
         if holds:
             raise SchemaError(
                 f"cannot adopt {name!r}: SQLite has to copy the table, and {reason}, which the copy would lose. Create"
-                " a message table of another name and insert the rows there"
+                " a message table with another name, and insert the rows there"
             )
 
 

@@ -198,8 +198,8 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         greatest: int = found.greatest
         if greatest + count > _GREATEST_ID:
             raise InvalidArgumentError(
-                f"cannot generate {count} ids for {rows.name!r}: id {greatest} is taken and the largest possible is"
-                f" {_GREATEST_ID}. Pass your own ids, or delete the row with that id"
+                f"cannot generate {count} ids for table {rows.name!r}: id {greatest} is taken, and the largest possible"
+                f" id is {_GREATEST_ID}. Pass your own ids, or delete the row with that id"
             )
         # After the caller's own ids: otherwise a drawn id could be drawn again once its message is gone. Not up to the
         # maximum, because the counter also advances for callers' own ids.

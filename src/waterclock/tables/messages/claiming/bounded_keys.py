@@ -1,7 +1,8 @@
-"""Bounds of the searches in a table whose keys take turns: for new messages, for the next turns and for sleeping keys.
+"""Lower bounds of the searches in a table whose keys take turns: for new messages, next turns and sleeping keys.
 
 All messages with a seq below the bound are routed. A trigger marks messages that are moved forward later, and the index
-has them behind all seqs. This is for databases that provide the ends of a snapshot (`TableDialect.seen_by`).
+lists them after all seqs. The bounds need a database that tells which transactions a snapshot sees
+(`TableDialect.seen_by`).
 """
 
 from __future__ import annotations

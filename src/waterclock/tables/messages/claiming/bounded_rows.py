@@ -1,8 +1,8 @@
-"""Bounds of the due times of messages in a table without groups, from which claims begin.
+"""Lower bounds of the due times of messages in a table without groups, at which the searches of claims begin.
 
-For each priority, nothing before its bound is due, except late messages: plain SQL, ``put(at=)`` and ``reschedule`` may
-set a due time in the past. A trigger marks those (`TableDialect.is_late`), and an index of their own has them. This is
-for databases that provide the ends of a snapshot (`TableDialect.seen_by`).
+For each priority, no message before the bound is due, except late messages: plain SQL, ``put(at=)`` and ``reschedule``
+may set a due time in the past. A trigger marks late messages (`TableDialect.is_late`), and they have an index of their
+own. The bounds need a database that tells which transactions a snapshot sees (`TableDialect.seen_by`).
 """
 
 from __future__ import annotations

@@ -91,7 +91,9 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
     except WaterclockError as error:
         if not claimed:
             raise
-        _log.warning("a claim of %s ends early: %s", context.name, error)  # the consumer already has its messages
+        _log.warning(
+            "a claim from table %s ends early: %s", context.name, error
+        )  # the consumer already has its messages
         if wanted.unanswered is not None:
             wanted.unanswered.doubt(moments.monotonic_ns())
         return claimed

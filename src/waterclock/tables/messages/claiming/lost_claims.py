@@ -3,8 +3,8 @@
 Exclusive groups stay with their consumer, whose next claim would continue after messages that it unknowingly holds. If
 a try of a claim got no answer, the next try therefore looks for its messages first. So does each claim of the consumer
 for a while, because the server may still execute the lost one. A claim that looks for them holds the lock of the
-consumer's row, which every claim needs, so no other claim comes between. It waits only for claims and heartbeats of
-this consumer.
+consumer's row, which every claim needs, so no other claim comes between. The search waits only for claims and
+heartbeats of this consumer.
 """
 
 from __future__ import annotations

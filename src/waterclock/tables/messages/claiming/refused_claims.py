@@ -1,7 +1,7 @@
-"""Lets claims skip messages that the database refuses to update, for example because a user's trigger raises.
+"""Skips messages that the database refuses to update in a claim, for example because a user's trigger raises.
 
-A refused claim is narrowed down to its first message, or its first group. If that is refused, too, the next tries skip
-more and more messages at the head. If later messages can then be claimed, the refused messages are skipped for
+A refused claim is narrowed down to its first message, or its first group. If that claim is refused, too, the next tries
+skip more and more messages at the head. If later messages can then be claimed, the refused messages are skipped for
 `PASSED_BY_FOR`. Messages that were skipped together with them are tried soon after, a few at a time. If no later
 message can be claimed, the refusal affects more than single messages, and nothing is recorded. If another claim is
 refused soon afterwards, it is not narrowed down (`Narrowing`).
@@ -336,5 +336,8 @@ def _report(context: TableContext, what: str, error: WaterclockError) -> None:
     reason = _reason(what, error)
     process_heartbeat(context).note_passed_by(reason)
     _log.warning(
-        "cannot claim from %r: %s", context.name, in_a_line(reason), extra=event("claim_refused", table=context.name)
+        "cannot claim from table %r: %s",
+        context.name,
+        in_a_line(reason),
+        extra=event("claim_refused", table=context.name),
     )

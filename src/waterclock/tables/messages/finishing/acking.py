@@ -1,6 +1,6 @@
 """Ends deliveries: acks messages, backs them off and returns them to the table.
 
-In a table without groups, each is one statement, so that it can commit in the same round trip.
+In a table without groups, each of these operations is one statement, which can commit in the same round trip.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def check_sight(context: TableContext, connection: SqlConnection, lost: Collecti
     for one in lost:
         if one.seq not in seen and one.seq in rows and rows[one.seq].claim_id == one.claim_id:
             raise UnavailableError(
-                f"cannot ack message {one.id!r} of {context.name!r}: the transaction began before the message was"
-                " put, so it cannot see the message. Roll back, and ack in a new transaction"
+                f"cannot ack message {one.id!r} of table {context.name!r}: the transaction began before the message was"
+                " put, and cannot see the message. Roll back, and ack in a new transaction"
             )
 
 

@@ -292,7 +292,7 @@ def may_bury(context: TableContext) -> bool:
     try:
         dead_letter_table(context)
     except SchemaError as error:
-        _log.warning("messages for the dead-letter table stay, and their groups wait: %s", error)
+        _log.warning("messages that must move to the dead-letter table stay, and their groups wait: %s", error)
         return False
     return True
 

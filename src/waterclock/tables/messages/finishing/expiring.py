@@ -1,8 +1,8 @@
 """Drops messages that expire before a consumer takes them, or moves them to the dead-letter table.
 
-A claim that finds one removes it, and so does a purge, which needs no consumer. A dropped one stays in the table like
-an acked one, marked as expired, until it is purged. So a second put of its id still does nothing, a consumer needs no
-more privileges than for an ack, and ``explain`` can still report it.
+A claim that finds an expired message removes it, and so does a purge, which needs no consumer. A dropped message stays
+in the table like an acked message, marked as expired, until it is purged. So a second put of its id still does nothing,
+a consumer needs no more privileges than for an ack, and ``explain`` can still report it.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
             break
         after = {"after": found[-1].expires_at, "seq": found[-1].seq}
     if refused is not None and context.purge_place.tells("expired"):
-        _log.warning("cannot remove some expired messages of %r: %s", context.name, refused)
+        _log.warning("cannot remove some expired messages of table %r: %s", context.name, refused)
     return removed
 
 

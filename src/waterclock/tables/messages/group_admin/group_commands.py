@@ -196,7 +196,8 @@ def close(context: TableContext, connection: sa.Connection, group_id: str, *, dr
     if chosen.group.pinned:
         owner = quoted(chosen.group.drain_to or chosen.group.assigned)
         raise InvalidArgumentError(
-            f"cannot close group {quoted(group_id)} of {context.name!r}: it is pinned to {owner}. Unpin it"
+            f"cannot close group {quoted(group_id)} of table {context.name!r}: it is pinned to {owner}. Unpin the group"
+            " first"
         )
     if not dry_run:
         _hand_to(context, connection, group_id, UNASSIGNED, chosen)

@@ -31,19 +31,20 @@ def check_target(context: TableContext, target: TableContext) -> None:
     """Raise InvalidArgumentError if a table cannot take the messages."""
     if target.table_id == context.table_id:
         raise InvalidArgumentError(
-            f"to must be another table, got {target.name!r}, which the group is in. Use reroute to rename a group"
+            f"to must be another table than that of the group, got {target.name!r}. To rename a group, use reroute"
         )
     for option in ("id_type", "payload"):
         ours, theirs = getattr(context.options, option), getattr(target.options, option)
         if ours != theirs:
             raise InvalidArgumentError(
-                f"cannot move to {target.name!r}: it has {option}={theirs!r}, but {context.name!r} has {ours!r}. The"
-                " tables must agree"
+                f"cannot move from table {context.name!r} to {target.name!r}: {option} must be equal, got {ours!r} and"
+                f" {theirs!r}"
             )
     for column in user_column_names(context.rows):
         if column not in target.rows.c:
             raise InvalidArgumentError(
-                f"cannot move to {target.name!r}: it lacks the column {column!r} of {context.name!r}. Add it"
+                f"cannot move to table {target.name!r}: it lacks the column {column!r} of {context.name!r}. Add the"
+                " column"
             )
 
 

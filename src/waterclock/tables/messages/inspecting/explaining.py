@@ -67,7 +67,7 @@ def explain_message(context: TableContext, connection: sa.Connection, message_id
         if dead is not None:
             return dead
         raise NotFoundError(
-            f"no message with id {quoted(message_id)} in {context.name!r}: it was never put, or was purged"
+            f"no message with id {quoted(message_id)} in table {context.name!r}: it was never put, or was purged"
         )
     now = context.backend.now(connection)
     due = next(time for time in (row.time_next, row.time_scheduled, 0) if time is not None)

@@ -86,7 +86,7 @@ def peek(context: TableContext, connection: sa.Connection, limit: int, group: st
     """
     if group is not None and context.options.groups is None:
         raise InvalidArgumentError(
-            f"group must be omitted for {context.name!r}, which has no groups, got {quoted(group)}"
+            f"group must be omitted for table {context.name!r}, which has no groups, got {quoted(group)}"
         )
     look = _Peek(context, connection, limit)
     if context.options.groups is None:

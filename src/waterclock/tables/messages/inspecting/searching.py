@@ -1,8 +1,8 @@
 """Searches the unacked messages of a table with a filter.
 
-It only reads, and only a bounded number of rows of any table. No index supports a filter by header, payload or error.
-So a search reads the first `SCANNED` messages in the order of delivery, and the last `SCANNED`. By id or group it
-searches all.
+A search only reads, and reads only a bounded number of rows. No index supports a filter by header, payload or error. So
+a search reads the first `SCANNED` messages in the order of delivery, and the last `SCANNED`. A search by id or group
+covers all messages.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
     expires: Any = row["expires_at"]
     if due is not None and expires is not None and expires <= due:
         raise InvalidArgumentError(
-            f"expires_at must be later than the time for which it is scheduled, got {quoted(message['expires_at'])}"
+            f"expires_at must be later than the message's scheduled time, got {quoted(message['expires_at'])}"
         )
     for name in own:
         value = message.get(name)

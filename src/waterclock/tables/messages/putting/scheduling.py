@@ -1,8 +1,8 @@
 """Schedules: messages that are put repeatedly, at the times of a cron expression.
 
 A schedule is a row of the catalogue with its last processed tick, in the database's clock. The process that puts the
-message of a tick updates the row in the same transaction, and holds its lock. So each tick is put once, by the first
-process, and the clocks of processes do not matter. A new, changed or resumed schedule starts with the next tick.
+message of a tick updates the row in the same transaction, and holds the row's lock. So each tick is put once, by the
+first process, and the clocks of processes do not matter. A new, changed or resumed schedule starts with the next tick.
 """
 
 from __future__ import annotations
@@ -251,7 +251,9 @@ def tick(context: TableContext, *, pieces: int | None = None) -> int:
     next_look = MAX_NS if due_at is None else due_at
     context.ticks.due_at = min(next_look, now + _MINUTE) if refused else next_look
     for name, error in refused.items():
-        raise RefusedError(f"schedule {quoted(name)} of {context.name!r} cannot put its message: {error}") from error
+        raise RefusedError(
+            f"schedule {quoted(name)} of table {context.name!r} cannot put its message: {error}"
+        ) from error
     return put
 
 
@@ -280,7 +282,7 @@ def _warn_of_clock(context: TableContext, rows: Sequence[Any], now: int) -> None
             continue
         context.ticks.warned.add((row.name, row.seen_until))
         _log.warning(
-            "schedule %r of %r puts nothing until %s: the database's clock was %s ahead at its last tick."
+            "schedule %r of table %r puts nothing until %s: at its last tick, the database's clock was %s ahead."
             " Run 'waterclock schedule reset %s %s'",
             row.name,
             context.name,
@@ -311,7 +313,7 @@ def _tick_all(context: TableContext, refused: dict[str, WaterclockError]) -> int
                 raise
             except WaterclockError as error:
                 _log.warning(
-                    "schedule %r of %r cannot put its message: %s",
+                    "schedule %r of table %r cannot put its message: %s",
                     schedule.name,
                     context.name,
                     error,

@@ -73,7 +73,7 @@ def _purge_piece(
         return purged, None, False
     place.after = found[-1].time_acked
     if place.tells("acked"):
-        _log.warning("cannot purge some messages of %r: %s", context.name, refused)
+        _log.warning("cannot purge some messages of table %r: %s", context.name, refused)
     return purged, refused, True
 
 
@@ -119,7 +119,7 @@ def _purge_days(context: TableContext, days: Days) -> int:
                 gone = _change(context, days, _dropping(context, days, day), [day], present=False)
                 purged += gone.messages if gone else 0
     except UnavailableError as error:
-        _log.info("cannot purge partitions of %r now: %s", name, error)
+        _log.info("cannot purge partitions of table %r now: %s", name, error)
     if context.options.purge_after is not None:
         purged += purge_undated(context, days, now - context.options.purge_after)
     return purged

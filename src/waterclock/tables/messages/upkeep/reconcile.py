@@ -65,7 +65,7 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
         if not isinstance(error, Exception):
             raise
         # The claim that follows reports the database's error, or works without this.
-        _log.info("cannot check the groups of %r now: %s", context.name, in_a_line(said_of(error)))
+        _log.info("cannot check the groups of table %r now: %s", context.name, in_a_line(said_of(error)))
         return False
     sweeps.end(last, moments.monotonic_ns() - began, processes, every)
     return bool(healed)
@@ -80,7 +80,7 @@ def _save_bounds(context: TableContext) -> None:
     try:
         context.backend.transact(lambda own: own.execute(_saving(), {"table": context.table_id, "text": text}))
     except (RefusedError, UnavailableError) as error:
-        _log.info("cannot save the lower bounds of searches in %r: %s", context.name, in_a_line(said_of(error)))
+        _log.info("cannot save the lower bounds of searches in table %r: %s", context.name, in_a_line(said_of(error)))
     else:
         reached.saved.written(text)
 
@@ -132,7 +132,7 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
     if strays:
         connection.execute(_routing_anew(context), {"seqs": strays})
     settle(context, connection, wrong, from_first=True)
-    _log.info("repaired %d groups of %r that contradicted their messages", len(wrong), context.name)
+    _log.info("repaired %d groups of table %r that contradicted their messages", len(wrong), context.name)
     return len(wrong)
 
 

@@ -2,7 +2,7 @@
 
 A server keeps the index entries of dead rows while a transaction, such as a report or a forgotten session, holds a
 snapshot that shows them. A bound is exact: it advances to the end of a search that found nothing, but only after all
-transactions that were then in progress have ended. They may commit something below it.
+transactions that were then in progress have ended. Those transactions may commit a message below the bound.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def check_jsonb(name: str, value: Any) -> None:
     for part, _ in _parts(value):
         if isinstance(part, float) and (abs(part) >= _LEAST_WITH_EXPONENT or str(part) == "-0.0"):
             raise InvalidArgumentError(
-                f"{name} must not contain the float {part!r}, which a JSONB column would change. Put it as a string,"
-                " or change the column's type to JSON"
+                f"{name} must not contain the float {part!r}, which a JSONB column would change. Put the number as a"
+                " string, or change the column's type to JSON"
             )
 
 
@@ -75,7 +75,7 @@ def check_numeric_json(name: str, value: Any) -> None:
     if isinstance(value, float) or (isinstance(value, int) and value not in BIGINTS):
         raise InvalidArgumentError(
             f"{name} must be JSON that a JSON column of SQLite does not change, got the number {quoted(value)}."
-            " Wrap it in a list or an object, or change the column's type to TEXT"
+            " Wrap the number in a list or an object, or change the column's type to TEXT"
         )
 
 
