@@ -189,9 +189,10 @@ def test_an_overtaken_run_deletes_nothing_of_the_later_one(
 
 @pytest.fixture
 def writer(spark: SparkSession, pipeline: Pipeline, tmp_path: Path) -> MicroBatchWriter:
-    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
+    (tmp_path / "checkpoint" / "offsets" / "0").write_text("v1", encoding="ascii")
     (tmp_path / "checkpoint" / "metadata").write_text('{"id": "r"}', encoding="ascii")
-    return MicroBatchWriter(pipeline, enter(spark, pipeline), begun=0)
+    return MicroBatchWriter.enter(spark, pipeline, enter(spark, pipeline))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -214,7 +215,7 @@ def test_an_overtaken_run_does_not_blame_the_checkpoint_for_what_the_later_one_h
     enter(spark, pipeline)
     spark.range(1).write.parquet(f"{tmp_path}/batches/run=r-0000000001")
     with pytest.raises(PipelineError, match=OVERTAKEN):
-        writer(spark.range(1), 0)
+        writer(spark.range(1), 1)
 
 
 def test_a_run_repeats_only_micro_batches_that_its_checkpoint_knew(
@@ -229,6 +230,15 @@ def test_a_run_repeats_only_micro_batches_that_its_checkpoint_knew(
     with pytest.raises(wc.InvalidArgumentError, match="0002 already exists, so the checkpoint is older"):
         writer(spark.range(1), 2)
     assert repeated == [0, 1, 1]
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_checkpoint_that_is_older_than_an_output_is_refused_before_a_micro_batch_begins(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    spark.range(1).write.parquet(f"{tmp_path}/batches/run=r-0000000001")
+    with pytest.raises(wc.InvalidArgumentError, match="0001 already exists, so the checkpoint is older"):
+        MicroBatchWriter.enter(spark, pipeline, enter(spark, pipeline))
 
 
 @pytest.mark.usefixtures("session_kind")

@@ -166,16 +166,29 @@ class MicroBatchWriter:
         self._begun = begun  # number of the newest micro-batch that may have written something
         self._stream: str | None = None
 
+    @classmethod
+    def enter(cls, spark: SparkSession, pipeline: Pipeline, run: PipelineRun) -> MicroBatchWriter:
+        """Continue after earlier runs, which write no other micro-batch since ``run`` has entered.
+
+        Raises `InvalidArgumentError` if an output holds a micro-batch that the checkpoint does not know.
+        """
+        begun = newest_planned(spark, pipeline.checkpoint)
+        writer = cls(pipeline, run, begun)
+        if begun >= 0:
+            check = partial(run.check_latest, spark)
+            writer._stream = _stream_id(spark, pipeline)
+            refuse_written(spark, pipeline, writer._stream, begun + 1, check)
+            remove_unfinished(spark, pipeline, writer._stream, check)
+        return writer
+
     def __call__(self, outcomes: DataFrame, number: int) -> None:
         """Write a micro-batch's outcomes."""
         spark = outcomes.sparkSession
         check = partial(self._run.check_latest, spark)
-        stream = self._stream or self._stream_id(spark)
-        if number > self._begun or self._stream is None:
-            refuse_written(spark, self._pipeline, stream, max(number, self._begun + 1), check)
-        if self._stream is None:
-            remove_unfinished(spark, self._pipeline, stream, check)
-        self._stream, self._begun = stream, max(number, self._begun)
+        self._stream = stream = self._stream or _stream_id(spark, self._pipeline)
+        if number > self._begun:
+            refuse_written(spark, self._pipeline, stream, number, check)
+            self._begun = number
         outcomes = outcomes.persist()
         try:
             with self._run.checked_on_error(spark):
@@ -188,10 +201,6 @@ class MicroBatchWriter:
         finally:
             with suppress(PySparkException, Py4JError):  # no data is lost, and the first error counts
                 outcomes.unpersist()
-
-    def _stream_id(self, spark: SparkSession) -> str:
-        """Read the stream's id, which belongs to its checkpoint and outlives each run."""
-        return json.loads(_metadata(spark, self._pipeline).head(1)[0][0])["id"]
 
 
 class _RunningStream:
@@ -245,9 +254,8 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
         milliseconds = to_duration(pipeline.trigger, "trigger") // 1_000_000
         writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
     run = PipelineRun.enter(spark, pipeline.name, pipeline.checkpoint)
-    # Read after it has entered: from then on an earlier run begins to write no other micro-batch.
-    micro_batches = MicroBatchWriter(pipeline, run, newest_planned(spark, pipeline.checkpoint))
-    return _RunningStream(spark, run, writer.foreachBatch(micro_batches), parts.partitions)
+    writer = writer.foreachBatch(MicroBatchWriter.enter(spark, pipeline, run))
+    return _RunningStream(spark, run, writer, parts.partitions)
 
 
 def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
@@ -270,6 +278,11 @@ def state_parts(spark: SparkSession, pipeline: Pipeline) -> Parts:
                 f" Omit run.{name}, or start with another checkpoint"
             )
     return kept
+
+
+def _stream_id(spark: SparkSession, pipeline: Pipeline) -> str:
+    """Read the stream's id, which belongs to its checkpoint and outlives each run."""
+    return json.loads(_metadata(spark, pipeline).head(1)[0][0])["id"]
 
 
 def _metadata(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
