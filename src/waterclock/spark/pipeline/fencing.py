@@ -102,7 +102,7 @@ class PipelineRun:
 
 
 def newest_planned(spark: SparkSession, checkpoint: str) -> int:
-    """Return the number of the newest micro-batch whose end is in the checkpoint; -1 if there is none."""
+    """Return the number of the newest micro-batch whose end is in the checkpoint; -1 before the first."""
     folder = f"{checkpoint.rstrip('/')}/offsets"
     names = file_names(spark, folder) if not is_remote() else _texts(spark, folder, F.input_file_name())
     return max((int(name) for place in names if (name := place.rpartition("/")[2]).isdigit()), default=-1)
