@@ -6,7 +6,7 @@ The methods contain standard SQL. A database overrides those whose SQL it does n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -61,9 +61,6 @@ class TableDialect(ABC):
 
     reads_old: bool
     """Whether a SELECT in a caller's transaction may return old versions of rows that it can still change."""
-
-    unacked_apart: bool
-    """Whether, in a table with partitions, unacked messages have their own, selected by ``time_acked IS NULL``."""
 
     key_statements: Sequence[Sequence[str]]
     """The statements of `equip_keys`: for keys in a column, and for keys in a header."""
@@ -299,10 +296,11 @@ class TableDialect(ABC):
         columns: Sequence[sa.Column[Any]],
         belongs: sa.ColumnElement[bool],
         order: sa.Column[int],
+        which: sa.ColumnElement[bool],
         *,
         skip_locked: bool = False,
     ) -> sa.Select[*tuple[Any, ...]]:
-        """Select rows of another table that belong to rows of ``parents``.
+        """Select rows of another table that belong to those rows of ``parents`` for which ``which`` is true.
 
         They are looked up parent by parent, by an index in this order, even if the database believes that there are
         hardly any.
@@ -314,8 +312,26 @@ class TableDialect(ABC):
             parents.
         """
         del order  # part of the index
-        found = sa.select(*columns).join_from(parents, columns[0].table, belongs)
+        found = sa.select(*columns).join_from(parents, columns[0].table, belongs).where(which)
         return found.with_for_update(skip_locked=True) if skip_locked else found
+
+    def lock_free(
+        self,
+        rows: sa.Table,
+        search: Callable[[sa.FromClause], sa.Select[*tuple[Any, ...]]],
+        still: sa.ColumnElement[bool],
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select messages, and lock those that no other transaction has locked. Skip rows whose seq is NULL.
+
+        Parameters
+        ----------
+        search
+            Selects the messages from ``rows``, or from an alias of it.
+        still
+            The condition that a message still is one of them, in a form that no index answers.
+        """
+        del still  # the conditions of a locking search are checked again for a row that changes meanwhile
+        return search(rows).with_for_update(skip_locked=True)
 
     def both(self, one: sa.Update, another: sa.Update | sa.Delete) -> Sequence[sa.Update | sa.Delete]:
         """Return the results of two statements that change different rows and do not see each other."""

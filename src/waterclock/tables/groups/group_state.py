@@ -16,7 +16,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import KEPT, NAMED_AT_ONCE, pieces
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.epochs import uncounted_sql
-from waterclock.tables.model.schema import FURTHEST
+from waterclock.tables.model.schema import FURTHEST, not_acked
 from waterclock.time import MAX_NS
 
 UNGROUPED = ""
@@ -90,7 +90,7 @@ def lock_out(context: TableContext, connection: SqlConnection, group_ids: Iterab
     names = sorted(set(group_ids))
     if not names:
         return Out([], [])
-    found = connection.execute(_out_and_locked(context), {"groups": names}).all()
+    found = _known_ones(connection.execute(_out_and_locked(context), {"groups": names}).all())
     ours = {row.seq for row in found if row.ours}
     locked = {row.group_id for row in found if row.seq not in ours}
     return Out(
@@ -109,18 +109,25 @@ def _out_and_locked(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.C
     def out(rows: sa.FromClause) -> sa.Select[Any, Any]:
         return sa.select(rows.c.seq, rows.c.group_id).where(context.sql.any_of(rows.c.group_id, "groups"), is_out(rows))
 
-    return _seen_and_locked(context, out)
+    return _seen_and_locked(context, out, context.rows.c.claim_id.is_not(None))
+
+
+def _known_ones(found: Sequence[sa.Row[Any]]) -> list[sa.Row[Any]]:
+    """Return the rows of `_seen_and_locked` that are messages."""
+    return [row for row in found if row.seq is not None]
 
 
 def _seen_and_locked(
-    context: TableContext, choose: Callable[[sa.FromClause], sa.Select[Any, Any]]
+    context: TableContext,
+    choose: Callable[[sa.FromClause], sa.Select[*tuple[Any, ...]]],
+    still: sa.ColumnElement[bool],
 ) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
-    """Select messages, and lock those that no other transaction has locked."""
+    """Select messages, and lock those that no other transaction has locked; ``still`` as in `lock_free`."""
     yes = sa.literal_column("1").label("ours")
     if context.sql.one_writer:
         return choose(context.rows).add_columns(yes)
     seen = choose(context.rows.alias("seen")).subquery("seen")
-    locked = choose(context.rows).with_for_update(skip_locked=True).subquery("locked")
+    locked = context.sql.lock_free(context.rows, choose, not_acked(context.rows) & still).subquery("locked")
     return sa.union_all(sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, yes))
 
 
@@ -431,7 +438,7 @@ def _ack_held_back(context: TableContext, connection: SqlConnection, names: list
     for row in connection.execute(_first_without_ack(context), {"groups": names}).all():
         since = -FURTHEST if row.head is None else row.head
         values = {"of": row.group_id, "since": since, "until": MAX_NS if row.until is None else row.until}
-        found = connection.execute(_held_and_locked(context), values).all()
+        found = _known_ones(connection.execute(_held_and_locked(context), values).all())
         ours = {one.seq for one in found if one.ours}
         locked = min((one.position for one in found if one.seq not in ours), default=MAX_NS)
         seqs = sorted({one.seq for one in found if one.position < locked})
@@ -463,7 +470,7 @@ def _held_and_locked(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.
             rows.c.ack_held_at.is_not(None),
         )
 
-    return _seen_and_locked(context, held)
+    return _seen_and_locked(context, held, context.rows.c.ack_held_at.is_not(None))
 
 
 @built_once(maxsize=256)

@@ -171,7 +171,7 @@ def list_groups(
 
     def members_at(place: sa.Column[int]) -> dict[str, Member]:
         at_place = (rows.c.group_id == groups.c.group_id) & (rows.c.position == place) & rows.c.time_acked.is_(None)
-        first = context.sql.of_each(groups, _member_columns(rows), at_place, rows.c.position).where(which)
+        first = context.sql.of_each(groups, _member_columns(rows), at_place, rows.c.position, which)
         return {row.group_id: _member(row) for row in connection.execute(first, chosen)}
 
     living: set[str] = set()
@@ -276,16 +276,10 @@ def _are_free(context: TableContext, own: SqlConnection, name: str) -> bool:
         & (rows.c.position == groups.c.next_position)
         & rows.c.time_acked.is_(None)
     )
-    found = [
-        own.execute(
-            context.sql.of_each(groups, [rows.c.seq], is_next, rows.c.position, skip_locked=skips).where(
-                these_groups(context)
-            ),
-            {"groups": [name]},
-        ).all()
-        for skips in (False, True)
-    ]
-    return len(found[0]) <= len(found[1])
+    its, which = (groups, [rows.c.seq], is_next, rows.c.position), these_groups(context)
+    searches = [context.sql.of_each(*its, which, skip_locked=skips) for skips in (False, True)]
+    seen, unlocked = (set(own.scalars(search, {"groups": [name]})) for search in searches)
+    return seen <= unlocked
 
 
 def _is_first_new_free(context: TableContext, own: SqlConnection, name: str) -> bool:

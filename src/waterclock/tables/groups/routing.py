@@ -7,6 +7,7 @@ they claim. One consumer routes at a time, and leaves locked groups to the next 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -249,7 +250,8 @@ def _window(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundS
     seen = _next_new(context, context.rows.alias("seen")).subquery("seen")
     if context.sql.one_writer:
         return sa.select(seen, _YES.label("ours"))
-    locked = _next_new(context, context.rows).with_for_update(skip_locked=True).subquery("locked")
+    still = sa.func.coalesce(context.rows.c.routed, 1) != 1
+    locked = context.sql.lock_free(context.rows, partial(_next_new, context), still).subquery("locked")
     # Joined here, not in SQL: without statistics, a planner would read all of one side for each row of the other.
     return sa.union_all(sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, _YES.label("ours")))
 
@@ -257,7 +259,7 @@ def _window(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundS
 def _look(context: TableContext, connection: SqlConnection, start: int) -> list[_Row]:
     """Return the next new messages in order; lock those that no other transaction has."""
     found = connection.execute(_window(context), {"start": start}).all()
-    ours = {row.seq: row for row in found if row.ours}
+    ours = {row.seq: row for row in found if row.ours and row.seq is not None}
     if not context.sql.one_writer:
         # Messages that plain SQL moves to another group now are left to the next routing.
         seen = [row for row in found if not row.ours]

@@ -260,7 +260,7 @@ ADOPTED = "Waterclock: order of insertion"
 """Marks a column that we added to a table that we did not create."""
 
 PARTITIONED = "waterclock_partitioned"
-"""Key in a table's ``info``: whether it has partitions."""
+"""Key in a table's ``info``: whether unacked messages have their own partition, selected by ``time_acked IS NULL``."""
 
 LONGEST_REASON = "waterclock_longest_reason"
 """Key in a table's ``info``: the maximum length of its ``last_error``; None: unlimited."""
@@ -306,7 +306,8 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         options.id_type,
         options.payload,
         extra,
-        is_partitioned=options.purge_by == "partition",
+        # MariaDB selects the partition by another column, and with this condition it would not look up messages by seq.
+        is_partitioned=options.purge_by == "partition" and connection.dialect.name == "postgresql",
         is_keyed=options.turns_by is not None,
         is_jsonb=isinstance(found["message"], postgresql.JSONB),
         longest_reason=getattr(found["last_error"], "length", None),

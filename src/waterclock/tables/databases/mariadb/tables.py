@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import DDL, CreateIndex, DropSequence
+from sqlalchemy.sql.util import ClauseAdapter
 
 from waterclock.database.engines.mariadb import NOW
 from waterclock.database.per_database_cache import built_once
@@ -25,7 +26,7 @@ from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import LEASED_KEY, MESSAGE_KEY, IdItem
+from waterclock.tables.model.schema import LEASED_KEY, MESSAGE_KEY, IdItem, not_acked
 
 _SO_MANY_ROWS = sa.text(
     "JSON_TABLE(CONCAT('[1', REPEAT(',1', :more), ']'), '$[*]' COLUMNS (one INT PATH '$')) AS numbers"
@@ -99,9 +100,9 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     deletes_wait = True
     locks_in_parts = False
     latest_first = True
+    locks_by_key = True
     reads_old = True
     orders_groups_by_priority = True
-    unacked_apart = False  # one index per partition, beginning with seq
     clock = NOW
 
     @property
@@ -224,6 +225,44 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         listed = f"JSON_TABLE(:{name}, '$[*]' COLUMNS (name {columns[1].type.compile(mysql.dialect())} PATH '$'))"
         text = f"DELETE {table.name} FROM {listed} AS wanted LEFT JOIN {table.name} ON {on}"  # all ours
         return sa.text(text).bindparams(sa.bindparam(name, type_=JsonList()))
+
+    def of_each(
+        self,
+        parents: sa.Table,
+        columns: Sequence[sa.Column[Any]],
+        belongs: sa.ColumnElement[bool],
+        order: sa.Column[int],
+        which: sa.ColumnElement[bool],
+        *,
+        skip_locked: bool = False,
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select them, and lock them as `lock_free` does."""
+        rows = columns[0].table
+        if not skip_locked:
+            return super().of_each(parents, columns, belongs, order, which, skip_locked=skip_locked)
+
+        def search(source: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
+            chosen = [source.c[column.name] for column in columns]
+            its = belongs if source is rows else ClauseAdapter(source).traverse(belongs)
+            return sa.select(*chosen).join_from(parents, source, its).where(which)
+
+        return self.lock_free(rows, search, not_acked(rows))
+
+    def lock_free(
+        self,
+        rows: sa.Table,
+        search: Callable[[sa.FromClause], sa.Select[*tuple[Any, ...]]],
+        still: sa.ColumnElement[bool],
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Search without locks, and lock the messages by their seqs: see `ClaimsInSteps.locks_by_key`.
+
+        Only an outer join makes the server begin with the seqs that were found.
+        """
+        seen = rows.alias("unlocked")
+        found = search(seen).with_only_columns(seen.c.seq, maintain_column_froms=True).subquery("found")
+        its = sa.and_(rows.c.seq == found.c.seq, still)
+        columns = search(rows).selected_columns
+        return sa.select(*columns).select_from(sa.outerjoin(found, rows, its)).with_for_update(skip_locked=True)
 
     def update_pairs(self, rows: sa.Table) -> tuple[sa.Update, sa.ColumnElement[int]]:
         """Update messages by their seqs. Only an outer join makes the server begin with the pairs."""

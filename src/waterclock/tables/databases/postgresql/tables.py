@@ -230,7 +230,6 @@ class PostgresqlTables(TableDialect):
     deletes_wait = False
     locks_in_parts = True
     reads_old = False
-    unacked_apart = True
     at_once = True
     changed = CHANGED
     is_bounded = True
@@ -439,10 +438,11 @@ class PostgresqlTables(TableDialect):
         columns: Sequence[sa.Column[Any]],
         belongs: sa.ColumnElement[bool],
         order: sa.Column[int],
+        which: sa.ColumnElement[bool],
         *,
         skip_locked: bool = False,
     ) -> sa.Select[*tuple[Any, ...]]:
-        """Select rows that belong to rows of ``parents``.
+        """Select rows that belong to those rows of ``parents`` for which ``which`` is true.
 
         Statistics from when all messages were acked claim that none remain. For a join, the planner would then begin
         with those, and look for the parent of each.
@@ -451,7 +451,7 @@ class PostgresqlTables(TableDialect):
         if skip_locked:
             its = its.with_for_update(skip_locked=True)
         each = its.offset(sa.literal_column("0")).lateral("each")  # prevents a join
-        return sa.select(*each.c).select_from(sa.join(parents, each, sa.true()))
+        return sa.select(*each.c).select_from(sa.join(parents, each, sa.true())).where(which)
 
     def both(self, one: sa.Update, another: sa.Update | sa.Delete) -> Sequence[sa.Update | sa.Delete]:
         """Combine both in one statement, which is cheaper to plan and to run than two."""

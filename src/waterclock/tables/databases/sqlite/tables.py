@@ -140,7 +140,6 @@ class SqliteTables(ClaimsInSteps, TableDialect):
     locks_in_parts = True  # a writer has locked everything
     latest_first = False
     reads_old = False
-    unacked_apart = False  # SQLite has no partitions
     clock = _NOW
     taking = staticmethod(_taking)
 

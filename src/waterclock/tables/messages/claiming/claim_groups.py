@@ -204,6 +204,7 @@ class GroupClaim(ABC):
         # Their columns are read a dozen times each, and SQLAlchemy's rows are slow.
         found = connection.execute(_first_rows(context), which)
         rows = [SimpleNamespace(**row) for row in found.mappings()] if isinstance(found, sa.CursorResult) else found
+        rows = [row for row in rows if row.seq is not None]
         # In the order in which the groups were chosen, which a database would have to sort again.
         by_group: dict[str, list[_Row]] = dict.fromkeys(chosen, _NONE)
         lapsed: set[str] = set()
@@ -390,11 +391,12 @@ def _first(
         rows.c.time_acked.is_(None),
         rows.c.ack_held_at.is_(None),
     )
-    return context.sql.of_each(groups, columns, belongs, rows.c.position, skip_locked=skip_locked).where(
+    which = sa.and_(
         these_groups(context),
         is_assigned(sa.bindparam("who")),
         sa.func.coalesce(groups.c.paused_until, 0) <= sa.bindparam("now", type_=sa.BigInteger),
     )
+    return context.sql.of_each(groups, columns, belongs, rows.c.position, which, skip_locked=skip_locked)
 
 
 @built_once(maxsize=256)

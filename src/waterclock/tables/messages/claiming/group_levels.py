@@ -252,7 +252,7 @@ def looking(
     new = first.where(is_new).order_by(place).limit(1).cte("new")
     # Not as a maximum, for which a planner that believes the table empty would scan it.
     last = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
-    if context.sql.unacked_apart and rows.info.get(PARTITIONED):
+    if rows.info.get(PARTITIONED):
         last = last.where(not_acked(rows))  # otherwise each day of acked messages is scanned
     newest = last.scalar_subquery()
     found = sa.select(context.backend.now_sql().label("now"), sa.select(new.c.seq).scalar_subquery().label("first_new"))

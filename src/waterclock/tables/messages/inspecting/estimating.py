@@ -180,11 +180,7 @@ def _counting(context: TableContext) -> _Select:
 @built_once(maxsize=256)
 def _ends(context: TableContext) -> _Select:
     seq = context.rows.c.seq
-    which = (
-        [context.rows.c.time_acked.is_(None)]
-        if context.sql.unacked_apart and context.rows.info.get(PARTITIONED)
-        else []
-    )
+    which = [context.rows.c.time_acked.is_(None)] if context.rows.info.get(PARTITIONED) else []
     lowest, highest = (sa.select(end(seq)).where(*which).scalar_subquery() for end in (sa.func.min, sa.func.max))
     return sa.select(lowest.label("low"), highest.label("high"))
 

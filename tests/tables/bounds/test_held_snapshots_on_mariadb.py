@@ -1,0 +1,98 @@
+"""While a transaction holds an old snapshot, MariaDB locks no index entries of finished work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+import pytest
+import sqlalchemy as sa
+from tests.support.statements import Statement, statements_of
+from tests.tables.plans import pages
+
+from waterclock.connection import Database
+from waterclock.tables.message_table import MessageTable
+
+pytestmark = [pytest.mark.parametrize("database_url", ["mariadb"], indirect=True), pytest.mark.both_servers]
+
+FINISHED = 600
+A_FEW = 200
+"""Pages that a statement may read. To lock an entry takes four; to pass over one takes a two-hundredth."""
+
+
+@pytest.fixture
+def held(database: Database) -> Generator[None]:
+    """Hold a snapshot, as a report does."""
+    engine = database.backend.engine.execution_options(isolation_level="REPEATABLE READ")
+    with engine.connect() as connection:
+        connection.exec_driver_sql("SELECT count(*) FROM waterclock_message_tables").fetchall()
+        yield
+        connection.rollback()
+
+
+def pass_through(table: MessageTable, **message: str) -> None:
+    table.put_many([{"payload": "x", **message}] * FINISHED)
+    while claimed := table.receive(100):
+        table.ack(claimed)
+
+
+def most_pages(database: Database, seen: list[Statement]) -> int:
+    found = [pages(database, *one) for one in seen if one[0].startswith(("SELECT", "WITH"))]
+    assert found
+    return max(found)
+
+
+@pytest.mark.usefixtures("held")
+def test_a_claim_locks_no_finished_messages(make_table: Callable[..., MessageTable], database: Database) -> None:
+    table = make_table()
+    pass_through(table)
+    table.put("x")
+    with statements_of(database.backend, "orders") as seen:
+        [delivery] = table.receive(10)
+    delivery.ack()
+    with statements_of(database.backend, "orders") as seen_in_vain:
+        assert table.receive(10) == []
+    assert most_pages(database, seen + seen_in_vain) < A_FEW
+
+
+def test_a_claim_passes_all_messages_that_others_have_locked(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(payload="text")
+    table.put_many([{"payload": str(number)} for number in range(10)])
+    with database.backend.engine.begin() as other:
+        other.execute(sa.text("SELECT seq FROM orders WHERE message < '7' FOR UPDATE"))
+        assert [one.payload for one in table.receive(2)] == ["7", "8"]
+        other.rollback()
+    assert [one.payload for one in table.receive(3)] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("options", [{}, {"ack_order": "hold"}])
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+@pytest.mark.usefixtures("held")
+def test_a_claim_of_groups_locks_no_finished_messages(
+    make_table: Callable[..., MessageTable], database: Database, policy: str, options: dict[str, str]
+) -> None:
+    table = make_table(groups=policy, **options)
+    pass_through(table, group="a")
+    table.put_many([{"payload": "x", "group": "a"}] * 2)
+    with statements_of(database.backend, "orders") as seen:
+        claimed = table.receive(10)
+        table.ack(claimed)
+    assert len(claimed) == 2
+    assert most_pages(database, seen) < A_FEW
+
+
+@pytest.mark.usefixtures("held")
+def test_an_ack_in_a_table_with_partitions_finds_messages_by_their_keys(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(purge_by="partition")
+    pass_through(table)
+    with database.backend.engine.connect() as connection:  # after it, the server believes that few are unacked
+        connection.exec_driver_sql("ANALYZE TABLE orders").close()
+    table.put_many([{"payload": "x"}] * 50)
+    claimed = table.receive(50)
+    with statements_of(database.backend, "orders") as seen:
+        table.ack(claimed)
+    [(text, values)] = [one for one in seen if "SET time_acked" in one[0]]
+    assert pages(database, text, values) < 2 * FINISHED
