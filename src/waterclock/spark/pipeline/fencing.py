@@ -117,7 +117,7 @@ def _entries(spark: SparkSession, folder: str) -> list[str]:
 def _texts(spark: SparkSession, folder: str, column: Column) -> list[str]:
     """Read a column of the text files of a folder; empty if it does not exist."""
     try:
-        return [row[0] for row in spark.read.text(folder).select(column).distinct().collect()]
+        return [row[0] for row in spark.read.text(folder).select(column).collect()]
     except PySparkException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             return []
