@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
-from waterclock.tables.databases.postgresql.bigints import Bigints
+from waterclock.tables.databases.postgresql.arrays import Bigints
 from waterclock.tables.databases.postgresql.claiming_without_groups import FROM_THE_FIRST
 from waterclock.tables.databases.postgresql.unrouted_keys import TOGETHER_BITS
 from waterclock.tables.model.claims.bounds import GroupSearch

@@ -16,7 +16,7 @@ from waterclock.tables.databases.claiming_rows import (
     BELOW_EVERY_PRIORITY,
     columns_read,
 )
-from waterclock.tables.databases.postgresql.bigints import Bigints
+from waterclock.tables.databases.postgresql.arrays import Bigints
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 from waterclock.tables.model.timing.lease_length import LeaseLength

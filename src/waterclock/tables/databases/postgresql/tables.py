@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,14 +10,11 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.schema import DDL
 from sqlalchemy.sql.elements import Grouping
-from sqlalchemy.sql.selectable import LateralFromClause
-from sqlalchemy.types import TypeEngine
 
 from waterclock.database.backend import Backend
 from waterclock.database.driver_fast_path import DirectConnection
 from waterclock.database.engines.postgresql import is_pooled
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.schema.table_catalogue import groups, message_keys
 from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
@@ -26,7 +23,7 @@ from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.message_keys import INDEXES, UNACKED_SQL, column_of, index_of_unrouted
 from waterclock.tables.databases.postgresql import adopting
-from waterclock.tables.databases.postgresql.bigints import Bigints
+from waterclock.tables.databases.postgresql.arrays import KEPT_SETTING, Bigints, kept, listed, unnested
 from waterclock.tables.databases.postgresql.claiming_without_groups import (
     by_priority,
     claim_statement,
@@ -36,24 +33,21 @@ from waterclock.tables.databases.postgresql.claiming_without_groups import (
 )
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
 from waterclock.tables.databases.postgresql.listening_connection import CHANNEL
+from waterclock.tables.databases.postgresql.newest_versions import has_key, look_up, newest_of_each, of_table, place_in
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
 from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED, SEQS_TOGETHER_SQL, seqs_together
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
-from waterclock.tables.databases.table_dialect import CHANGED_PLACES, KEPT, Key, LongKey, TableDialect
+from waterclock.tables.databases.table_dialect import CHANGED_PLACES, Key, LongKey, TableDialect
 from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import PARTITIONED, IdItem, not_acked
 
-_KEPT = "waterclock.kept"
-"""A setting: any role may set one with a prefix, and it ends with the transaction."""
-
 _COLUMNS = sa.text(
     "SELECT CAST(attname AS text) FROM pg_attribute"
     " WHERE attrelid = to_regclass(:quoted) AND attnum > 0 AND NOT attisdropped"
 ).columns(sa.column("attname", sa.Text))
-_ONE = sa.literal_column("1")
 _NOW = "CAST(EXTRACT(epoch FROM statement_timestamp()) * 1000000000 AS BIGINT)"
 # The conditions keep our own statements from calling the functions: they name every column, and change the claim.
 _TRIGGERS = (
@@ -141,75 +135,6 @@ _DIFFERS = 'CAST(NEW.%(source)s AS TEXT) IS DISTINCT FROM CAST(OLD.%(source)s AS
 
 def _by_priority(one: Claimed) -> tuple[int, int, int]:
     return -one.row.priority, one.row.time_next, one.row.seq
-
-
-def _kept(of: TypeEngine[Any]) -> Any:
-    return sa.func.unnest(sa.cast(sa.func.current_setting(_KEPT), sa.ARRAY(sa.Text)), type_=of)
-
-
-def _unnested(name: str, of: TypeEngine[Any]) -> Any:
-    return _kept(of) if name == KEPT else sa.func.unnest(sa.bindparam(name, type_=sa.ARRAY(of)), type_=of)
-
-
-def _listed(column: sa.Column[Any], name: str) -> sa.TableValuedAlias:
-    """Return the values in the array bound as ``name`` as rows."""
-    values = _unnested(name, column.type)
-    return values.table_valued(sa.column("value", column.type)).render_derived("wanted")
-
-
-def _look_up(
-    found: sa.Select[*tuple[Any, ...]],
-    value: int,
-    columns: tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]],
-    name: Any,
-) -> sa.Select[*tuple[Any, ...]]:
-    its = _of_table(columns[0], value), columns[1].between(name, name)
-    return found.where(*its).order_by(columns[1].desc()).limit(_ONE)
-
-
-def _of_table(column: sa.ColumnElement[int], value: Any) -> sa.ColumnElement[bool]:
-    table = getattr(column, "table", None)
-    is_not_unique = (table.element if isinstance(table, sa.Alias) else table) in (groups, message_keys)
-    return (column + sa.literal_column("0") if is_not_unique else column) == value
-
-
-def _has_key(table: sa.Table, value: int, columns: Key, wanted: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a row's key is ``value`` and an element of the column ``value`` of ``wanted``."""
-    keyed = table.alias("keyed")
-    place = sa.select(sa.literal_column("keyed.ctid").label("place")).select_from(keyed)
-    one = _look_up(place, value, (keyed.c[columns[0].name], keyed.c[columns[1].name]), wanted.c.value).lateral("one")
-    places = sa.select(one.c.place).select_from(sa.join(wanted, one, sa.true()))
-    at = sa.literal_column(f"{table.name}.ctid")
-    return at == sa.any_(sa.func.array(places.scalar_subquery()))
-
-
-def _at(table: sa.FromClause) -> sa.ColumnElement[Any]:
-    """Return the place of a version of a row."""
-    assert isinstance(table, sa.Table)  # noqa: S101  # of the catalogue
-    return sa.literal_column(f"{table.name}.ctid")
-
-
-def _newest_of_each(value: int, columns: LongKey, name: str, *more: str) -> sa.CTE:
-    """Return the newest versions of all rows whose second column is in the array bound as ``name``.
-
-    They are rows of ``key``, ``level``, ``place`` and the columns ``more``.
-    """
-
-    def newest(second: sa.ColumnElement[Any], *which: Callable[[Any], sa.ColumnElement[bool]]) -> LateralFromClause:
-        one = columns[0].table.alias("one")
-        key, level = one.c[columns[1].name], one.c[columns[2].name]
-        chosen = [one.c[name] for name in more]
-        found = sa.select(level.label("level"), sa.literal_column("one.ctid").label("place"), *chosen)
-        its = _of_table(one.c[columns[0].name], value), key == second, *(each(level) for each in which)
-        return found.where(*its).order_by(key.desc(), level.desc()).limit(_ONE).lateral("newest")
-
-    wanted = _listed(columns[1], name)
-    greatest = newest(wanted.c.value)
-    start = sa.select(wanted.c.value.label("key"), *greatest.c)
-    walk = start.select_from(sa.join(wanted, greatest, sa.true())).cte("walk", recursive=True)
-    lower = newest(walk.c.key, lambda level: level < walk.c.level)
-    following = sa.select(walk.c.key, *lower.c).select_from(sa.join(walk, lower, sa.true()))
-    return walk.union_all(following)
 
 
 @built_once(maxsize=256)
@@ -338,7 +263,7 @@ class PostgresqlTables(TableDialect):
         A cached plan scans an array for each row. A subquery at the top of a condition becomes a join, which scans as
         well if hash joins are disabled.
         """
-        listed = sa.select(sa.type_coerce(_unnested(name, value.type), value.type))
+        listed = sa.select(sa.type_coerce(unnested(name, value.type), value.type))
         return sa.func.coalesce(value.in_(listed), sa.false())
 
     def any_key(self, table: sa.Table, value: int, columns: Key, name: str) -> sa.ColumnElement[bool]:
@@ -347,11 +272,11 @@ class PostgresqlTables(TableDialect):
         Each is looked up separately. A planner without statistics believes ``value`` alone to be selective, and would
         scan all rows that have it.
         """
-        return _has_key(table, value, columns, _listed(columns[1], name))
+        return has_key(table, value, columns, listed(columns[1], name))
 
     def of_table(self, column: sa.ColumnElement[int], value: Any) -> sa.ColumnElement[bool]:
         """Return the condition in the form of the index of keys."""
-        return _of_table(column, value)
+        return of_table(column, value)
 
     def look_up(
         self,
@@ -366,7 +291,7 @@ class PostgresqlTables(TableDialect):
         one key are ordered by their positions in the table, and while none may be removed, new ones come last. The
         planner reads backwards for an order, which a range has and an equality does not. The limit prevents a join.
         """
-        return _look_up(found, value, columns, name)
+        return look_up(found, value, columns, name)
 
     def lock_keys(
         self, table: sa.Table, value: int, columns: Key, name: str, *, skip_locked: bool = False
@@ -376,8 +301,8 @@ class PostgresqlTables(TableDialect):
         By key, not by physical position: a transaction that waited for a changed row finds it elsewhere, and since
         15.15, 16.11 and 17.7 PostgreSQL then omits it.
         """
-        wanted = _listed(columns[1], name)
-        newest = _look_up(sa.select(table), value, columns, wanted.c.value)
+        wanted = listed(columns[1], name)
+        newest = look_up(sa.select(table), value, columns, wanted.c.value)
         one = newest.with_for_update(skip_locked=skip_locked).lateral("one")
         return sa.select(*one.c).select_from(sa.join(wanted, one, sa.true()))
 
@@ -385,13 +310,13 @@ class PostgresqlTables(TableDialect):
         self, table: sa.Table, value: int, columns: LongKey, name: str, *, skip_locked: bool = False
     ) -> sa.Select[*tuple[Any, ...]]:
         """Look up the newest version of each row, from the greatest third column down, as `look_up`."""
-        places = sa.select(_newest_of_each(value, columns, name).c.place).scalar_subquery()
-        found = sa.select(table).where(_at(table) == sa.any_(sa.func.array(places)))
+        places = sa.select(newest_of_each(value, columns, name).c.place).scalar_subquery()
+        found = sa.select(table).where(place_in(table) == sa.any_(sa.func.array(places)))
         return found.with_for_update(skip_locked=True) if skip_locked else found
 
     def newest_of_each(self, value: int, columns: LongKey, name: str, more: str) -> sa.FromClause:
         """Look up the newest version of each row, as `look_up`."""
-        return _newest_of_each(value, columns, name, more)
+        return newest_of_each(value, columns, name, more)
 
     def is_row(self, columns: LongKey, values: tuple[Any, Any, Any]) -> sa.ColumnElement[bool]:
         """Look up the newest version, as `look_up`."""
@@ -399,22 +324,22 @@ class PostgresqlTables(TableDialect):
         one = table.alias("one")
         first, second, third = (one.c[column.name] for column in columns)
         place = sa.select(sa.literal_column("one.ctid")).where(second == values[1])
-        return _at(table) == _look_up(place, values[0], (first, third), values[2]).scalar_subquery()
+        return place_in(table) == look_up(place, values[0], (first, third), values[2]).scalar_subquery()
 
     def keep(self, names: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]:
         """Keep names in a setting of the transaction."""
         listed = sa.func.array_agg(aggregate_order_by(names.c.name, names.c.nth)).filter(which)
         text = sa.func.coalesce(sa.cast(listed, sa.Text), "{}")
-        return sa.select(sa.func.set_config(_KEPT, text, sa.true()))
+        return sa.select(sa.func.set_config(KEPT_SETTING, text, sa.true()))
 
     def kept(self) -> sa.FromClause:
         """Read the names from that setting."""
-        names = _kept(sa.Text()).table_valued(sa.column("name", sa.Text), with_ordinality="nth")
+        names = kept(sa.Text()).table_valued(sa.column("name", sa.Text), with_ordinality="nth")
         return names.render_derived("kept")
 
     def has_name(self, table: sa.Table, value: int, columns: Key, names: sa.FromClause) -> sa.ColumnElement[bool]:
         """Return the condition that a row's key is ``value`` and one of the rows of ``name``, as `any_key`."""
-        return _has_key(table, value, columns, sa.select(names.c.name.label("value")).subquery("wanted"))
+        return has_key(table, value, columns, sa.select(names.c.name.label("value")).subquery("wanted"))
 
     def value_of(self, name: sa.ColumnElement[Any], values: sa.FromClause, column: sa.ColumnElement[int]) -> Any:
         """Look the value up in a JSON object: a planner may join by scanning one side for each row of the other."""

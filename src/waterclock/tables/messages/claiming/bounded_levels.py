@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from waterclock.database.schema.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
-from waterclock.tables.databases.postgresql.bigints import Bigints
+from waterclock.tables.databases.postgresql.arrays import Bigints
 from waterclock.tables.databases.postgresql.claiming_without_groups import FROM_THE_FIRST
 from waterclock.tables.model.claims.bounds import GroupSearch
 

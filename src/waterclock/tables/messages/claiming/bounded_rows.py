@@ -19,7 +19,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
-from waterclock.tables.databases.postgresql.bigints import Bigints
+from waterclock.tables.databases.postgresql.arrays import Bigints
 from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED
 from waterclock.tables.model.schema import is_waiting
 from waterclock.time import MAX_NS

@@ -1,0 +1,73 @@
+"""Looks up rows by their keys, from the newest version of each.
+
+An index keeps an entry of each earlier version for as long as a transaction holds an old snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.sql.selectable import LateralFromClause
+
+from waterclock.database.schema.table_catalogue import groups, message_keys
+from waterclock.tables.databases.postgresql.arrays import listed
+from waterclock.tables.databases.table_dialect import Key, LongKey
+
+_ONE = sa.literal_column("1")
+
+
+def look_up(
+    found: sa.Select[*tuple[Any, ...]],
+    value: int,
+    columns: tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]],
+    name: Any,
+) -> sa.Select[*tuple[Any, ...]]:
+    its = of_table(columns[0], value), columns[1].between(name, name)
+    return found.where(*its).order_by(columns[1].desc()).limit(_ONE)
+
+
+def of_table(column: sa.ColumnElement[int], value: Any) -> sa.ColumnElement[bool]:
+    table = getattr(column, "table", None)
+    is_not_unique = (table.element if isinstance(table, sa.Alias) else table) in (groups, message_keys)
+    return (column + sa.literal_column("0") if is_not_unique else column) == value
+
+
+def has_key(table: sa.Table, value: int, columns: Key, wanted: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return the condition that a row's key is ``value`` and an element of the column ``value`` of ``wanted``."""
+    keyed = table.alias("keyed")
+    place = sa.select(sa.literal_column("keyed.ctid").label("place")).select_from(keyed)
+    one = look_up(place, value, (keyed.c[columns[0].name], keyed.c[columns[1].name]), wanted.c.value).lateral("one")
+    places = sa.select(one.c.place).select_from(sa.join(wanted, one, sa.true()))
+    at = sa.literal_column(f"{table.name}.ctid")
+    return at == sa.any_(sa.func.array(places.scalar_subquery()))
+
+
+def place_in(table: sa.FromClause) -> sa.ColumnElement[Any]:
+    """Return the place of a version of a row."""
+    assert isinstance(table, sa.Table)  # noqa: S101  # of the catalogue
+    return sa.literal_column(f"{table.name}.ctid")
+
+
+def newest_of_each(value: int, columns: LongKey, name: str, *more: str) -> sa.CTE:
+    """Return the newest versions of all rows whose second column is in the array bound as ``name``.
+
+    They are rows of ``key``, ``level``, ``place`` and the columns ``more``.
+    """
+
+    def newest(second: sa.ColumnElement[Any], *which: Callable[[Any], sa.ColumnElement[bool]]) -> LateralFromClause:
+        one = columns[0].table.alias("one")
+        key, level = one.c[columns[1].name], one.c[columns[2].name]
+        chosen = [one.c[name] for name in more]
+        found = sa.select(level.label("level"), sa.literal_column("one.ctid").label("place"), *chosen)
+        its = of_table(one.c[columns[0].name], value), key == second, *(each(level) for each in which)
+        return found.where(*its).order_by(key.desc(), level.desc()).limit(_ONE).lateral("newest")
+
+    wanted = listed(columns[1], name)
+    greatest = newest(wanted.c.value)
+    start = sa.select(wanted.c.value.label("key"), *greatest.c)
+    walk = start.select_from(sa.join(wanted, greatest, sa.true())).cte("walk", recursive=True)
+    lower = newest(walk.c.key, lambda level: level < walk.c.level)
+    following = sa.select(walk.c.key, *lower.c).select_from(sa.join(walk, lower, sa.true()))
+    return walk.union_all(following)
