@@ -138,10 +138,7 @@ def leave(context: TableContext, connection: SqlConnection, name: str) -> bool:
 
 def living_consumers(context: TableContext, connection: SqlConnection, now: int) -> set[str]:
     """Return the names of a table's consumers with a valid lease."""
-    living = sa.select(consumers.c.name).where(
-        consumers.c.table_id == context.table_id, consumers.c.lease_until > now, consumers.c.session != GONE
-    )
-    return set(connection.scalars(living))
+    return set(connection.scalars(_names_of_living(), {"table": context.table_id, "now": now}))
 
 
 def fair_share(context: TableContext, connection: SqlConnection, name: str, most: int, now: int) -> int:
@@ -329,6 +326,13 @@ def _release(context: TableContext, connection: SqlConnection, names: list[str])
     if names:
         connection.execute(_releasing(context), {"groups": names})
         settle(context, connection, names)
+
+
+@built_once(maxsize=1)
+def _names_of_living() -> sa.Select[Any]:
+    is_alive = consumers.c.lease_until > sa.bindparam("now", type_=sa.BigInteger)
+    is_ours = consumers.c.table_id == sa.bindparam("table")
+    return sa.select(consumers.c.name).where(is_ours, is_alive, consumers.c.session != GONE)
 
 
 @built_once(maxsize=1)

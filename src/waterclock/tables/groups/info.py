@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import WaterclockError
@@ -162,17 +163,16 @@ def list_groups(
     context: TableContext, connection: sa.Connection, names: Sequence[str] | None = None
 ) -> list[GroupInfo]:
     """Return these groups, or all in the order of their names."""
-    rows = context.rows
     now = context.backend.now(connection)
     chosen: dict[str, Any] = {} if names is None else {"groups": list(names)}
-    which = context.sql.of_table(groups.c.table_id, context.table_id) if names is None else these_groups(context)
-    counts = {row.group: row for row in connection.execute(_counts(context, names), {"now": now, **chosen})}
-    found = {row.group_id: row for row in connection.execute(sa.select(groups).where(which), chosen)}
+    named = names is not None
+    counting = _counts(context, named=named, also_ungrouped=UNGROUPED in chosen.get("groups", ()))
+    counts = {row.group: row for row in connection.execute(counting, {"now": now, **chosen})}
+    found = {row.group_id: row for row in connection.execute(_rows(context, named=named), chosen)}
 
     def members_at(place: sa.Column[int]) -> dict[str, Member]:
-        at_place = (rows.c.group_id == groups.c.group_id) & (rows.c.position == place) & rows.c.time_acked.is_(None)
-        first = context.sql.of_each(groups, _member_columns(rows), at_place, rows.c.position, which)
-        return {row.group_id: _member(row) for row in connection.execute(first, chosen)}
+        first = connection.execute(_members_at(context, place, named=named), chosen)
+        return {row.group_id: _member(row) for row in first}
 
     living: set[str] = set()
     if context.options.groups == "exclusive":
@@ -306,9 +306,22 @@ def _rows_of(context: TableContext, name: str) -> sa.Select[Any]:
     return sa.select(rows.c.seq).where(its, rows.c.time_acked.is_(None))
 
 
-def _member_columns(rows: sa.Table) -> list[sa.Column[Any]]:
+@built_once(maxsize=256)
+def _rows(context: TableContext, *, named: bool) -> sa.Select[*tuple[Any, ...]]:
+    return sa.select(groups).where(_which(context, named=named))
+
+
+@built_once(maxsize=256)
+def _members_at(context: TableContext, place: sa.Column[int], *, named: bool) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
     names = ("group_id", "id", "epoch", "time_scheduled", "time_next", "consumer", "claim_id", "expires_at")
-    return [rows.c[name] for name in names]
+    at_place = (rows.c.group_id == groups.c.group_id) & (rows.c.position == place) & rows.c.time_acked.is_(None)
+    which = _which(context, named=named)
+    return context.sql.of_each(groups, [rows.c[name] for name in names], at_place, rows.c.position, which)
+
+
+def _which(context: TableContext, *, named: bool) -> sa.ColumnElement[bool]:
+    return these_groups(context) if named else context.sql.of_table(groups.c.table_id, context.table_id)
 
 
 def _member(row: sa.Row[*tuple[Any, ...]]) -> Member:
@@ -323,7 +336,8 @@ def _member(row: sa.Row[*tuple[Any, ...]]) -> Member:
     )
 
 
-def _counts(context: TableContext, names: Sequence[str] | None) -> sa.Select[Any, Any, Any, Any]:
+@built_once(maxsize=256)
+def _counts(context: TableContext, *, named: bool, also_ungrouped: bool) -> sa.Select[Any, Any, Any, Any]:
     rows = context.rows
     name = group_of(rows)
     out = rows.c.claim_id.is_not(None) & (rows.c.time_next > sa.bindparam("now", type_=sa.BigInteger))
@@ -340,10 +354,10 @@ def _counts(context: TableContext, names: Sequence[str] | None) -> sa.Select[Any
     )
     if context.options.ungrouped == "free":
         statement = statement.where(name != UNGROUPED)
-    if names is None:
+    if not named:
         return statement
     these = context.sql.any_of(rows.c.group_id, "groups")
-    return statement.where(these | rows.c.group_id.is_(None) if UNGROUPED in names else these)
+    return statement.where(these | rows.c.group_id.is_(None) if also_ungrouped else these)
 
 
 def _info(
