@@ -9,13 +9,14 @@ import pytest
 from tests.support.clocks import MovableClock
 
 import waterclock as wc
+from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.live.follower import Follower
 from waterclock.live.rules import ByEventTime, LiveRule
 from waterclock.topics.finding.positions import beginning
 
 SECOND = 10**9
 START = 1_782_907_200 * SECOND
-RULE = ByEventTime.checked("2s", "1500ms")
+RULE = ByEventTime(EventTimeRule.checked("2s", "1500ms"))
 
 
 def traffic(count: int = 60, sources: int = 3) -> list[wc.Message]:

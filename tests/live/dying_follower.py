@@ -11,12 +11,13 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from waterclock import connect
+from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.live.follower import Follower
 from waterclock.live.rules import ByEventTime
 from waterclock.topics.finding.positions import beginning
 
 SECOND = 10**9
-RULE = ByEventTime.checked("2s", "1500ms", "5s")
+RULE = ByEventTime(EventTimeRule.checked("2s", "1500ms", "5s"))
 """The lead accepts some of the messages that are received while the clock is behind."""
 
 

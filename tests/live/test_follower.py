@@ -17,6 +17,8 @@ from tests.support.killed import Killed, killed_after_each_change, killing
 
 import waterclock as wc
 from waterclock.batching.adaptive import AdaptiveBatchLength
+from waterclock.batching.by_id.rule import IdRule
+from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.live.follower import Follower
 from waterclock.live.rules import ByEventTime, ById, ByRate
 
@@ -81,7 +83,7 @@ def test_batches_by_id_are_those_of_the_batcher_byte_for_byte(
         for number, message in enumerate(traffic())
     ]
     messages[70] = messages[70].replace(stream="log")
-    rule = ById.checked("pulse", "2s", streams)
+    rule = ById(IdRule.checked("pulse", "2s", streams))
     follower = follow(rule)
     for first in range(0, len(messages), 7):
         topic.append(messages[first : first + 7])
@@ -107,7 +109,7 @@ def test_missing_ids_and_incomplete_batches_are_counted(
     topic.append(
         [wc.Message("x", name, START, receive_time=START, headers={"pulse": str(number)}) for name, number in sent]
     )
-    follower = follow(ById.checked("pulse", "1s", ["a", "b"]))
+    follower = follow(ById(IdRule.checked("pulse", "1s", ["a", "b"])))
     clock.now = START + 60 * SECOND
     drain(follower)
     assert (follower.counts.batches, follower.counts.incomplete, follower.counts.missing_ids) == (3, 1, 4)
@@ -229,7 +231,7 @@ def test_a_follower_killed_at_its_commits_puts_each_batch_once(
 def test_other_options_for_the_same_table_are_refused_with_both(follow: MakeFollower) -> None:
     follow()
     with pytest.raises(wc.InvalidArgumentError, match=r"with window = 3s, .*: earlier runs used window = 2s, "):
-        follow(ByEventTime.checked("3s", "1500ms"))
+        follow(ByEventTime(EventTimeRule.checked("3s", "1500ms")))
     with pytest.raises(wc.InvalidArgumentError, match=r"source = \['s1'\]: earlier runs used window = 2s"):
         follow(RULE, sources=["s1"])
 
@@ -425,7 +427,7 @@ def test_an_adaptive_length_shrinks_when_nothing_comes_and_stays_between_its_bou
 def test_sessions_are_those_of_the_batcher_and_close_at_their_own_time(
     topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
-    rule = ByEventTime.checked("1h", "1500ms", gap="900ms")
+    rule = ByEventTime(EventTimeRule.checked("1h", "1500ms", gap="900ms"))
     sent = [message for message in traffic() if message.event_time % (7 * SECOND) < 5 * SECOND]
     follower = follow(rule)
     for first in range(0, len(sent), 9):
@@ -443,14 +445,14 @@ def test_sessions_are_those_of_the_batcher_and_close_at_their_own_time(
     assert landed(table) == wanted
     assert {wc.Batch.from_bytes(data).reason for data in wanted.values()} == {"gap"}
     with pytest.raises(wc.InvalidArgumentError, match=r"used .*gap = 900ms, on_conflict = keep"):
-        follow(ByEventTime.checked("1h", "1500ms"))
+        follow(ByEventTime(EventTimeRule.checked("1h", "1500ms")))
 
 
 @pytest.mark.one_database
 def test_runs_are_those_of_the_batcher_and_close_at_their_boundaries(
     topic: wc.Topic, table: wc.MessageTable, follow: MakeFollower, clock: MovableClock
 ) -> None:
-    rule = ByEventTime.checked("1h", "1500ms", on_conflict="keep", boundaries=["m1"])
+    rule = ByEventTime(EventTimeRule.checked("1h", "1500ms", on_conflict="keep", boundaries=["m1"]))
     sent = traffic()
     for first in range(0, len(sent), 9):
         topic.append(sent[first : first + 9])
@@ -467,7 +469,7 @@ def test_runs_are_those_of_the_batcher_and_close_at_their_boundaries(
         message.event_time for batch in batches for message in batch.messages if message.stream == "m1"
     }
     with pytest.raises(wc.InvalidArgumentError, match=r"used .*boundaries = \['m1'\]"):
-        follow(ByEventTime.checked("1h", "1500ms", on_conflict="keep"))
+        follow(ByEventTime(EventTimeRule.checked("1h", "1500ms", on_conflict="keep")))
 
 
 @pytest.mark.one_database

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from waterclock.batching.adaptive import Adaptive, AdaptiveBatchLength
 from waterclock.batching.by_id.rule import IdRule
-from waterclock.batching.event_time.rule import EventTimeRule, OnConflict
+from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.by_message.aligned import Clocks
 from waterclock.batching.rate.rule import Gated
 from waterclock.columnar.many_sources import ManySources
@@ -70,19 +70,6 @@ class ByEventTime:
 
     rule: EventTimeRule  # the checked options
     id_header = None
-
-    @classmethod
-    def checked(
-        cls,
-        window: Duration,
-        max_delay: Duration,
-        max_lead: Duration = 0,
-        on_conflict: OnConflict | None = None,
-        gap: Duration | None = None,
-        boundaries: Iterable[str] | None = None,
-    ) -> ByEventTime:
-        """Check the user's options."""
-        return cls(EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap, boundaries))
 
     @property
     def text(self) -> str:
@@ -156,11 +143,6 @@ class ById:
     """Batching by id, like `waterclock.IdBatcher`."""
 
     rule: IdRule  # the checked options
-
-    @classmethod
-    def checked(cls, id_of: str, max_delay: Duration, streams: Iterable[str] | None = None) -> ById:
-        """Check the user's options."""
-        return cls(IdRule.checked(id_of, max_delay, streams))
 
     @property
     def text(self) -> str:

@@ -13,6 +13,7 @@ from tests.cli.conftest import Shell
 from tests.live.conftest import expected, landed, traffic
 
 import waterclock as wc
+from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.live.follower import Follower
 from waterclock.live.rules import ByEventTime
 from waterclock.monitoring.process_reports import read_reports
@@ -113,7 +114,7 @@ def test_boundaries_cut_batches_in_a_table_and_on_the_terminal(filled: Shell) ->
     filled("batch", "telemetry", "--into", "batches", *words)
     printed = filled.json("batch", "telemetry", *words)
     with wc.connect("sqlite:///factory.db") as database:
-        rule = ByEventTime.checked("2s", "1500ms", on_conflict="keep", boundaries=["m1", "m2"])
+        rule = ByEventTime(EventTimeRule.checked("2s", "1500ms", on_conflict="keep", boundaries=["m1", "m2"]))
         wanted = expected(database.topic("telemetry"), rule)
         assert landed(database.table("batches")) == wanted
     runs = {name: wc.Batch.from_bytes(data).run for name, data in wanted.items()}

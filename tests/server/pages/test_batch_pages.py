@@ -13,6 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import waterclock as wc
+from waterclock.batching.by_id.rule import IdRule
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.live.rules import ByEventTime, ById, ByRate, LiveRule
 from waterclock.server.pages.pipelines import timeline_query
@@ -205,8 +206,8 @@ def test_the_link_of_a_rule_that_the_timeline_cannot_use_names_none() -> None:
     rules: tuple[LiveRule, ...] = (
         ByRate.checked("adaptive", None),
         ByRate.checked("1s", gated=["x"]),
-        ById.checked("train", "2s"),
-        ByEventTime.checked("1s", "2s", boundaries=["run", "a, gap = 3s"]),
+        ById(IdRule.checked("train", "2s")),
+        ByEventTime(EventTimeRule.checked("1s", "2s", boundaries=["run", "a, gap = 3s"])),
     )
     assert [timeline_query(rule.text) for rule in rules] == [""] * 4
     assert timeline_query("batch_length = 1s, forget_after = 1d") == ""
@@ -214,7 +215,7 @@ def test_the_link_of_a_rule_that_the_timeline_cannot_use_names_none() -> None:
 
 @pytest.mark.parametrize("streams", [["run"], ["run", "stop [1]"]])
 def test_the_link_of_a_pipeline_names_the_streams_that_cut(streams: list[str]) -> None:
-    of_follower = ByEventTime.checked("1s", "2s", boundaries=streams).text
+    of_follower = ByEventTime(EventTimeRule.checked("1s", "2s", boundaries=streams)).text
     of_spark = f"window = 1s, boundaries = {frozenset(streams)}, max_skew = 3s"
     for rule in (of_follower, of_spark):
         [(_, names)] = [pair for pair in parse_qsl(timeline_query(rule)) if pair[0] == "boundaries"]

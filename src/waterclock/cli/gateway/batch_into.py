@@ -11,6 +11,8 @@ from waterclock._support.log_events import event
 from waterclock._support.quoting import counted, quoted
 from waterclock._support.small_process import keep_small
 from waterclock.batching.adaptive import AdaptiveBatchLength
+from waterclock.batching.by_id.rule import IdRule
+from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.kernels import note_pause
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.log_format import LoggedOutput
@@ -76,9 +78,9 @@ def batch_into(
 
 def _rule(by: str, options: tuple[Any, ...]) -> LiveRule:
     if by == "event_time":
-        return ByEventTime.checked(*options)
+        return ByEventTime(EventTimeRule.checked(*options))
     if by == "id":
-        return ById.checked(*options)
+        return ById(IdRule.checked(*options))
     batch_length, longest, timeout, *further = options
     if longest is not None:
         if batch_length != "adaptive":
