@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import PropertyMock, patch
@@ -16,7 +20,7 @@ from hypothesis import strategies as st
 from tests.batching.rate.columns import NAMES, described_columns, laid_out
 from tests.batching.rate.traffic import calls, options
 from tests.support.imports import loaded_after
-from tests.support.kernel_forms import KERNELS, interpreting
+from tests.support.kernel_forms import interpreting
 
 from waterclock.batching import kernels
 from waterclock.batching.event_time import columns as event_time
@@ -32,7 +36,8 @@ from waterclock.time import MAX_NS, MIN_NS
 
 pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
 
-_KERNELS = KERNELS[:2]
+_KERNELS = kernels.KERNELS[:2]
+ROOT = Path(__file__).parents[2]
 
 
 def same_in_both_forms(run: Callable[[], Any]) -> None:
@@ -126,11 +131,22 @@ def test_rates_of_many_sources_are_the_same_in_both_forms(arrivals: list[list[li
     same_in_both_forms(run)
 
 
-def test_few_rows_do_not_import_numba() -> None:
-    code = """
+@pytest.fixture(scope="module", autouse=True)
+def _libraries() -> None:
+    """Compile what `make compiled` would have compiled."""
+    if any(kernels.Kernel(name).shipped is None for name in kernels.KERNELS):
+        subprocess.run([sys.executable, "scripts/compile-kernels"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("libraries", [True, False])
+def test_few_rows_do_not_import_numba(libraries: bool) -> None:
+    code = f"""
+from waterclock.batching.kernels import Kernel
+if not {libraries}:
+    Kernel.shipped = None
 import pyarrow as pa
 import waterclock as wc
-table = pa.table({"source": ["x"], "stream": ["a"], "event_time": [1], "receive_time": [1]})
+table = pa.table({{"source": ["x"], "stream": ["a"], "event_time": [1], "receive_time": [1]}})
 assert wc.assign_batches(table, window=5, max_delay=2)["batch_start"].to_pylist() == [1]
 columns = wc.RateAwareColumns(["a"])
 columns = wc.RateAwareColumns.restore(columns.state())
@@ -158,6 +174,78 @@ def test_rows_for_which_pauses_make_up_do_not_count() -> None:
         for _ in range(9):
             kernel.call("read_clocks", 4, *few)
             kernels.note_pause()
+
+
+def test_many_rows_run_the_library_without_numba() -> None:
+    code = """
+import numpy as np
+import waterclock as wc
+from waterclock.batching import kernels
+times = np.arange(60_000) * 10**9
+columns = wc.RateAwareColumns(["a"])
+for first in range(0, len(times), 1_000):
+    columns.add(np.zeros(1_000, np.int32), times[first : first + 1_000])
+assert all(kernel.rows == 0 for kernel in kernels._kernels)
+"""
+    assert "numba" not in loaded_after(code)
+
+
+def test_a_library_of_another_source_is_not_used() -> None:
+    kernel = kernels.Kernel(_KERNELS[0])
+    kernel.load_shipped()
+    with patch.object(kernel.interpreted, "FUTURE", 77), pytest.raises(UnavailableError, match="another version"):
+        kernel.load_shipped()
+    with patch.object(kernel.interpreted, "FUTURE", 77):
+        assert kernel.shipped is None
+
+
+def test_numba_compiles_to_the_same_results_as_the_library() -> None:
+    kernel = kernels.Kernel("waterclock.columnar.batch_bytes_kernel")
+    data = np.arange(100, dtype=np.uint8)
+    written = []
+    for form in (kernel.shipped, import_module(kernel.name)):
+        written.append(np.zeros(80, np.uint8))
+        form.copy_bytes(data, np.array([90, 5]), np.array([10, 30]), np.array([3, 50]), written[-1])
+        form.copy_bits(data & 1, np.array([1, 4]), np.array([9, 17]), np.array([30, 40]), written[-1])
+    assert type(form.copy_bytes).__module__.startswith("numba")
+    assert written[0].any()
+    assert written[0].tobytes() == written[1].tobytes()
+
+
+def read_clocks(**changed: Any) -> None:
+    arguments = {
+        "sources": np.zeros(4, np.uint32),
+        "receive_times": np.arange(4),
+        "clocks": np.zeros(1, np.int64),
+        "readings": np.zeros(4, np.int64),
+    }
+    kernels.Kernel(_KERNELS[0]).shipped.read_clocks(*(arguments | changed).values())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sources": np.zeros(4, np.int32)},
+        {"receive_times": np.arange(8)[::2]},
+        {"receive_times": np.zeros((4, 1), np.int64)},
+        {"receive_times": [0, 1, 2, 3]},
+        {"readings": np.frombuffer(bytes(32), np.int64)},
+        {"readings": np.frombuffer(bytearray(40), np.uint8)[1:33].view(np.int64)},
+    ],
+)
+def test_a_library_refuses_arrays_that_it_would_misread(wrong: dict[str, Any]) -> None:
+    read_clocks()
+    with pytest.raises(TypeError, match="read_clocks: argument"):
+        read_clocks(**wrong)
+
+
+def test_an_error_in_a_library_is_the_one_that_numba_raises() -> None:
+    rows, times, flags = np.zeros(4, np.uint32), np.zeros(4, np.int64), np.zeros(4, np.uint8)
+    numbers = [2**62, 1, 1, 1, 1, 1, False, 1]
+    spare = [times, rows, times, rows, np.zeros(6, np.uint32)]
+    arguments = [rows, rows, times, times, flags[:0], *numbers, times, times, times, flags, flags, *spare]
+    with pytest.raises(ValueError, match="array is too big"):
+        kernels.Kernel(_KERNELS[0]).shipped.assign(*arguments)
 
 
 def test_numba_without_a_writable_folder_is_unavailable_with_the_remedy() -> None:

@@ -7,12 +7,15 @@ import sys
 from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from waterclock.batching.kernels import KERNELS, Kernel
 from waterclock.cli.app import FAILED, WRONG_USAGE
 from waterclock.cli.operations import doctor
 from waterclock.cli.terminal.extras import install_command
+from waterclock.errors import UnavailableError
 
 from .conftest import Shell
 
@@ -372,7 +375,7 @@ def test_a_topic_is_cut_into_batches(shell: Shell) -> None:
 def test_the_doctor_names_what_is_found(shell: Shell) -> None:
     shell("table", "add", "orders")
     found = {row["what"]: row for row in shell.json("doctor")}
-    assert {row["status"] for row in found.values()} == {"ok"}
+    assert {row["status"] for what, row in found.items() if what != "Compiled kernels"} == {"ok"}
     assert found["Database"]["found"] == "sqlite:///factory.db: 0 topics, 1 message tables"
     assert found["Server"]["found"].startswith("fastapi ")
     assert "uvicorn" in found["Server"]["found"]
@@ -392,6 +395,20 @@ def test_the_doctor_shows_how_to_install_each_missing_extra(shell: Shell, monkey
     absent = [row for row in shell.json("doctor") if row["found"].startswith("no ")]
     assert {row["remedy"] for row in absent} == {install_command(extra) for extra in extras}
     assert {row["status"] for row in absent} == {"absent"}
+
+
+def test_the_doctor_says_whether_numba_must_compile_kernels(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernels() -> tuple[str, str]:
+        (row,) = (row for row in shell.json("doctor") if row["what"] == "Compiled kernels")
+        assert (row["status"] == "ok") is (row["remedy"] == "")
+        return row["status"], row["found"]
+
+    monkeypatch.setattr(Kernel, "load_shipped", lambda _: None)
+    assert kernels() == ("ok", str(len(KERNELS)))
+    monkeypatch.setattr(Kernel, "load_shipped", Mock(side_effect=FileNotFoundError))
+    assert kernels() == ("absent", f"0 of {len(KERNELS)}")
+    monkeypatch.setattr(Kernel, "load_shipped", Mock(side_effect=UnavailableError("it is of another source")))
+    assert kernels() == ("warning", f"{KERNELS[0]}: it is of another source")
 
 
 def test_the_doctor_fails_where_the_database_cannot_be_opened(shell: Shell) -> None:

@@ -10,10 +10,14 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from waterclock.batching.kernels import KERNELS
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements.lock"
@@ -27,13 +31,20 @@ def find_uv() -> str:
     return found or pytest.fail("there is no uv; run scripts/setup", pytrace=False)
 
 
+def build(root: Path, target: str, folder: Path, path: str = os.environ["PATH"]) -> tuple[Path, str]:
+    """Build a wheel or an sdist of the project in a folder; return it, and what the build printed."""
+    words = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    built = subprocess.run(
+        words, cwd=root, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    (file,) = folder.iterdir()
+    return file, built.stdout + built.stderr
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    return built
+    return build(ROOT, "wheel", tmp_path_factory.mktemp("wheel"))[0]
 
 
 class Environment:
@@ -77,6 +88,44 @@ def blocks(page: str, language: str) -> list[str]:
 
 def test_the_wheel_says_that_it_has_types(wheel: Path) -> None:
     assert "waterclock/py.typed" in zipfile.ZipFile(wheel).namelist()
+
+
+def libraries(wheel: Path) -> list[str]:
+    return [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+
+
+def test_the_wheel_has_each_kernel_compiled_for_its_platform(wheel: Path) -> None:
+    assert len(libraries(wheel)) == len(KERNELS)
+    assert wheel.stem.endswith(f"-py3-none-{sysconfig.get_platform().translate(str.maketrans('-.', '__'))}")
+
+
+# An sdist holds no libraries, and this build finds no compiler.
+def test_a_wheel_that_was_built_without_a_c_compiler_is_pure_and_the_build_says_so(tmp_path: Path) -> None:
+    sdist, _ = build(ROOT, "sdist", tmp_path / "sdist")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    pure, said = build(tmp_path / sdist.name.removesuffix(".tar.gz"), "wheel", tmp_path / "wheel", "/nowhere")
+    assert "no C compiler 'cc' found" in said
+    assert libraries(pure) == []
+    assert pure.stem.endswith("-py3-none-any")
+
+
+def test_installed_kernels_run_many_rows_without_numba(bare: Environment) -> None:
+    code = """
+import sys
+import numpy as np
+import pyarrow as pa
+import waterclock as wc
+rows = np.arange(100_000)
+columns = {name: np.full(len(rows), name) for name in ("source", "stream")} | {"event_time": rows, "receive_time": rows}
+cut = wc.assign_batches(pa.table(columns), window=9, max_delay=2, on_conflict="keep")
+assert cut["batch_start"][:99_990].to_numpy().tolist() == (rows - rows % 10)[:99_990].tolist()
+batches = wc.RateAwareColumns(["a"]).add(np.zeros(len(rows), np.int32), rows * 5_000_000, flush=True)
+assert len(batches)
+assert "numba" not in sys.modules
+"""
+    bare.run(str(bare.bin / "python"), "-c", code)
+    assert re.search(rf"Compiled kernels\s+ok\s+{len(KERNELS)}", bare.run("waterclock", "doctor"))
 
 
 def test_without_an_extra_the_command_line_and_the_doctor_start(bare: Environment) -> None:

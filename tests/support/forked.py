@@ -31,7 +31,7 @@ IMPORTED = (
     "sqlalchemy.dialects.mysql.pymysql",
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlalchemy.dialects.sqlite.pysqlite",
-    "waterclock.batching.event_time.kernel",
+    "waterclock.batching.event_time.columns",
     "waterclock.connection",
     "waterclock.ingest.ingest",
     "waterclock.ingest.kafka.kafka_ingest",

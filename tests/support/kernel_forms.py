@@ -8,20 +8,15 @@ from contextlib import contextmanager
 from unittest.mock import patch
 
 from waterclock.batching import kernels
-
-KERNELS = (
-    "waterclock.batching.event_time.kernel",
-    "waterclock.batching.rate.by_column.kernel",
-    "waterclock.batching.rate.clock_alignment",
-    "waterclock.columnar.batch_bytes_kernel",
-    "waterclock.columnar.packing_kernel",
-)
+from waterclock.batching.kernels import KERNELS, Kernel
 
 
 @contextmanager
 def interpreting(rows: int = 2**31) -> Generator[None]:
     """Act as a process that has not imported the compiled form, for this many rows of a kernel."""
-    with patch.dict(sys.modules), patch.object(kernels, "INTERPRETED_ROWS", rows):
+    nothing = property(lambda _: None)
+    few = patch.object(kernels, "INTERPRETED_ROWS", rows)
+    with patch.dict(sys.modules), few, patch.object(Kernel, "shipped", nothing):
         for name in KERNELS:
             sys.modules.pop(name, None)
         yield

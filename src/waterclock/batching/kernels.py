@@ -1,22 +1,34 @@
-"""Kernels: modules of functions over arrays that run interpreted for few rows and compiled with Numba for many.
+"""Kernels: modules of functions over arrays, one file each, that run in up to three forms.
 
-Both forms come from one file, so neither can be older than the other. Compiling takes 15 s or more after an
-installation, and loading compiled code takes 0.7 to 2 s in each process, most of it to import Numba. The interpreted
-form handles `INTERPRETED_ROWS` in less time (docs/adr/0025).
+A wheel ships each kernel as a library, which loads in milliseconds (`kernel_library`). Without one, as in a clone, few
+rows run interpreted and many compiled with Numba. Compiling takes 40 s after an installation, and loading compiled code
+takes 0.7 to 2 s in each process, most of it to import Numba. The interpreted form handles `INTERPRETED_ROWS` in less
+time (docs/adr/0025).
 """
 
 from __future__ import annotations
 
 import sys
+from functools import cached_property
 from importlib import import_module
-from importlib.abc import InspectLoader
+from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
 
+from waterclock.batching.kernel_library import TYPES, Signature, fingerprint, load_library
 from waterclock.errors import UnavailableError
+
+KERNELS = (
+    "waterclock.batching.event_time.kernel",
+    "waterclock.batching.rate.by_column.kernel",
+    "waterclock.batching.rate.clock_alignment",
+    "waterclock.columnar.batch_bytes_kernel",
+    "waterclock.columnar.packing_kernel",
+)
+"""All kernels, by the names of their modules."""
 
 INTERPRETED_ROWS = 50_000
 """Rows that a process handles interpreted, per kernel. Measured: 5 to 13 µs per row nearly in order."""
@@ -30,14 +42,22 @@ PAUSE_ROWS = 500
 _kernels: list[Kernel] = []
 
 
-class _Interpreted:
-    """Takes the place of Numba in the interpreted form: its decorators return the function, and types do nothing."""
+class _Interpreting:
+    """Takes the place of ``njit`` in the interpreted form: returns each function as it is, and notes its signature."""
 
-    def __getattr__(self, name: str) -> Any:
-        return self
+    def __init__(self) -> None:
+        self.signatures: dict[str, Signature] = {}
 
-    def __call__(self, *given: Any, **options: Any) -> Any:
-        return given[0] if len(given) == 1 and callable(given[0]) and not options else self
+    def __call__(self, *given: Any, **_options: Any) -> Any:
+        if given and not isinstance(given[0], Signature):
+            return given[0]
+
+        def note(function: Any) -> Any:
+            if given:
+                self.signatures[function.__name__] = given[0]
+            return function
+
+        return note
 
 
 def is_interpreted(module: str) -> bool:
@@ -51,16 +71,22 @@ def note_pause() -> None:
         kernel.rows = max(kernel.rows - PAUSE_ROWS, 0)
 
 
+def load_compiled() -> None:
+    """Load the compiled form of every imported kernel, so that forked processes share it."""
+    for kernel in _kernels:
+        kernel.compiled  # noqa: B018  # loads it
+
+
 def numba_for(module: str) -> tuple[Any, Any]:
     """Return ``njit`` and ``types`` for a kernel's module, whose name says in which form it is loaded."""
     if is_interpreted(module):
-        return _Interpreted(), _Interpreted()
+        return _Interpreting(), TYPES
     numba = import_module("numba")
     return numba.njit, numba.types
 
 
 class Kernel:
-    """A kernel in both forms.
+    """A kernel in all its forms.
 
     Parameters
     ----------
@@ -69,32 +95,69 @@ class Kernel:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._interpreted: ModuleType | None = None
+        self.name = name
         self.rows = 0  # rows that it ran interpreted, less those that pauses made up for
         _kernels.append(self)
 
-    @property
+    @cached_property
     def interpreted(self) -> Any:
         """The module without Numba; also for its constants."""
-        if self._interpreted is None:
-            spec = find_spec(self._name)
-            assert spec is not None  # noqa: S101  # a module of this package
-            code = cast("InspectLoader", spec.loader).get_code(self._name)
-            assert code is not None  # noqa: S101  # it has a source file
-            module = ModuleType(self._name + _INTERPRETED)
-            exec(code, module.__dict__)  # noqa: S102  # this package's own file, as an import would execute it
-            self._interpreted = module
-        return self._interpreted
+        code = self._file[0].get_code(self.name)
+        assert code is not None  # noqa: S101  # it has a source file
+        module = ModuleType(self.name + _INTERPRETED)
+        exec(code, module.__dict__)  # noqa: S102  # this package's own file, as an import would execute it
+        return module
+
+    @property
+    def _file(self) -> tuple[SourceFileLoader, str]:
+        spec = find_spec(self.name)
+        assert spec is not None  # noqa: S101  # a module of this package
+        assert spec.origin is not None  # noqa: S101  # it has a source file
+        return cast("SourceFileLoader", spec.loader), spec.origin
+
+    @property
+    def library(self) -> str:
+        """The path of its library, which may be missing."""
+        folder, _, file = self._file[1].rpartition("/")
+        return f"{folder}/lib{file.removesuffix('.py')}.so"
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of its source."""
+        loader, path = self._file
+        return fingerprint(loader.get_data(path), vars(self.interpreted))
+
+    @cached_property
+    def shipped(self) -> Any:
+        """The module with the functions of its library; None without a library that belongs to its source."""
+        try:
+            return self.load_shipped()
+        except (FileNotFoundError, UnavailableError):
+            return None
+
+    def load_shipped(self) -> ModuleType:
+        """Load its library.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no library.
+        UnavailableError
+            The library belongs to another source, architecture or NumPy.
+        """
+        self._file[0].path_stats(self.library)
+        return load_library(self.library, self.fingerprint, self.interpreted, self.interpreted.njit.signatures)
 
     @property
     def compiled(self) -> Any:
-        """The module with Numba, which compiles it at its first use after an installation.
+        """The module with the functions of its library, or with Numba, which compiles it at its first use.
 
-        Raises `UnavailableError` if no folder can be written in which Numba could keep the compiled code.
+        Raises `UnavailableError` if Numba finds no folder that can be written, in which to keep the compiled code.
         """
+        if self.shipped is not None:
+            return self.shipped
         try:
-            return import_module(self._name)
+            return import_module(self.name)
         except RuntimeError as error:
             raise UnavailableError(
                 f"Numba cannot store its compiled code: {error}. Set NUMBA_CACHE_DIR to a writable folder"
@@ -108,7 +171,7 @@ class Kernel:
         UnavailableError
             As `compiled`.
         """
-        if self._name in sys.modules or self.rows + rows > INTERPRETED_ROWS:
+        if self.shipped is not None or self.name in sys.modules or self.rows + rows > INTERPRETED_ROWS:
             return getattr(self.compiled, function)(*arguments)
         self.rows += rows
         with np.errstate(all="ignore"):  # compiled arithmetic wraps around without a warning, too

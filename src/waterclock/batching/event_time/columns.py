@@ -106,9 +106,10 @@ def assign_batches(
 
     Notes
     -----
-    Source: *Message Batching* (thin-edge.io), use cases UC1 to UC5. The first 50,000 rows of a process run interpreted.
-    For more, Numba compiles the rule, some 15 s once per installation. The result is kept next to the package or, if
-    that is read-only, in the user's cache folder or that of ``NUMBA_CACHE_DIR``.
+    Source: *Message Batching* (thin-edge.io), use cases UC1 to UC5. Wheels contain the rule compiled. Without the
+    compiled rule, the first 50,000 rows of a process run interpreted. For more, Numba compiles the rule, some 15 s once
+    per installation. The result is kept next to the package or, if that is read-only, in the user's cache folder or
+    that of ``NUMBA_CACHE_DIR``.
     """
     rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap, boundaries)
     clock = None if now is None else to_time(now, "now")

@@ -10,9 +10,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
 from waterclock._support.urls import redacted, shown
+from waterclock.batching.kernels import KERNELS, Kernel
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.extras import install_command
-from waterclock.errors import ForbiddenError, NotFoundError, WaterclockError
+from waterclock.errors import ForbiddenError, NotFoundError, UnavailableError, WaterclockError
 from waterclock.spark.runtime.class_archive import SWITCH, find_archive, is_wanted
 from waterclock.spark.runtime.java import Java, find_java
 
@@ -58,6 +59,7 @@ def _examine(common: Common) -> Iterator[Finding]:
     yield Finding("Python", "ok", platform.python_version(), "")
     for package in _NEEDED:
         yield _packages(package, (package,), install_command(), needed=True)
+    yield _kernels()
     yield _sqlite()
     for database, (packages, extra) in _DRIVERS.items():
         yield _packages(database, packages, install_command(extra), needed=False)
@@ -77,6 +79,22 @@ def _packages(what: str, packages: Sequence[str], remedy: str, *, needed: bool) 
         except PackageNotFoundError:
             return Finding(what, "broken" if needed else "absent", f"no {package}", remedy)
     return Finding(what, "ok", ", ".join(found), "")
+
+
+def _kernels() -> Finding:
+    what = "Compiled kernels"
+    waiting = "large tables wait once up to 45 s for Numba. Install a wheel for this platform, or run 'make compiled'"
+    missing = 0
+    for name in KERNELS:
+        try:
+            Kernel(name).load_shipped()
+        except FileNotFoundError:
+            missing += 1
+        except UnavailableError as error:
+            return Finding(what, "warning", f"{name}: {error}", waiting)
+    if missing:
+        return Finding(what, "absent", f"{len(KERNELS) - missing} of {len(KERNELS)}", waiting)
+    return Finding(what, "ok", str(len(KERNELS)), "")
 
 
 def _sqlite() -> Finding:

@@ -57,7 +57,7 @@ def main(folder: Path) -> None:
             listeners.remove(others)
             others.close()  # otherwise launchers would wait for the other process after that was killed
             if mine is tasks:
-                prepare(FOR_TASKS)
+                prepare(FOR_TASKS, compiled=True)
     for listener in listeners:
         listener.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -30,7 +30,10 @@ def _unless_hung_up(work: Callable[[Any, bool], int]) -> Callable[[Any, bool], i
 
 def main() -> None:
     """Import, and fork workers until Spark ends."""
-    prepare(FOR_TASKS if sys.argv[1:] == ["pyspark.worker"] else ())  # workers that plan need less
+    if sys.argv[1:] == ["pyspark.worker"]:  # workers that plan need less
+        prepare(FOR_TASKS, compiled=True)
+    else:
+        prepare(())
     daemon.worker = _unless_hung_up(daemon.worker)
     daemon.manager()
 

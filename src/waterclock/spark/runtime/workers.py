@@ -16,29 +16,34 @@ from typing import Any
 
 import pyarrow as pa
 
+from waterclock.batching.kernels import load_compiled
+
 _SEARCHING = ("pyspark.daemon", "waterclock.spark.runtime.worker_daemon")
 """The programs that collect garbage after each task: Spark's own, and ours around it."""
 
 FOR_TASKS = (
     "pandas",
     "pyspark.worker",
-    "waterclock.batching.event_time.kernel",
-    "waterclock.batching.rate.by_column.kernel",
-    "waterclock.columnar.packing_kernel",
-    "waterclock.columnar.batch_bytes_kernel",
+    "waterclock.columnar.batch_bytes",
     "waterclock.columnar.streams.judging",
     "waterclock.spark.streaming.stateful",
 )
-"""Modules that workers of tasks import; kernels are loaded compiled."""
+"""Modules that workers of tasks import."""
 
 _modules = 0
 
 
-def prepare(modules: Iterable[str]) -> None:
-    """Import modules before workers are forked, and exclude everything imported from garbage collection."""
+def prepare(modules: Iterable[str], *, compiled: bool = False) -> None:
+    """Import modules before workers are forked, and exclude everything imported from garbage collection.
+
+    With ``compiled``, load their kernels in compiled form.
+    """
     for name in modules:
         with suppress(Exception):  # a module that cannot be imported fails when a task needs it
             importlib.import_module(name)
+    if compiled:
+        with suppress(Exception):
+            load_compiled()
     gc.collect()
     gc.freeze()
 

@@ -102,9 +102,10 @@ class RateAwareColumns:
 
     Notes
     -----
-    Source: *RateAwareMessageBatcher* of ESS livedata; `RateAwareBatcher` describes the rules. The first 50,000 messages
-    of a process run interpreted. For more, Numba compiles the rules, which takes up to a minute once per installation,
-    and keeps the result next to the package or in the user's cache folder.
+    Source: *RateAwareMessageBatcher* of ESS livedata; `RateAwareBatcher` describes the rules. Wheels contain the rules
+    compiled. Without compiled rules, the first 50,000 messages of a process run interpreted. For more, Numba compiles
+    the rules, which takes up to a minute once per installation, and keeps the result next to the package or in the
+    user's cache folder.
     """
 
     __slots__ = (
