@@ -58,26 +58,26 @@ def doctor(*, common: Common = Common()) -> int:
 def _examine(common: Common) -> Iterator[Finding]:
     yield Finding("Python", "ok", platform.python_version(), "")
     for package in _NEEDED:
-        yield _packages(package, (package,), install_command(), needed=True)
+        yield _packages(package, (package,), None, needed=True)
     yield _kernels()
     yield _sqlite()
     for database, (packages, extra) in _DRIVERS.items():
-        yield _packages(database, packages, install_command(extra), needed=False)
-    yield _packages("Spark", ("pyspark",), install_command("spark"), needed=False)
+        yield _packages(database, packages, extra, needed=False)
+    yield _packages("Spark", ("pyspark",), "spark", needed=False)
     yield from _java()
     for service, (packages, extra) in _SERVICES.items():
-        yield _packages(service, packages, install_command(extra), needed=False)
+        yield _packages(service, packages, extra, needed=False)
     if common.url is not None:
         yield from _database(common)
 
 
-def _packages(what: str, packages: Sequence[str], remedy: str, *, needed: bool) -> Finding:
+def _packages(what: str, packages: Sequence[str], extra: str | None, *, needed: bool) -> Finding:
     found: list[str] = []
     for package in packages:
         try:
             found.append(version(package) if what == package else f"{package} {version(package)}")
         except PackageNotFoundError:
-            return Finding(what, "broken" if needed else "absent", f"no {package}", remedy)
+            return Finding(what, "broken" if needed else "absent", f"no {package}", install_command(extra))
     return Finding(what, "ok", ", ".join(found), "")
 
 
