@@ -86,7 +86,7 @@ def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.Reco
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(
             f"text must be valid Unicode, got the lone surrogate {quoted(error.object[error.start : error.end])}."
-            " Repair it, or replace it: text.encode(errors='replace').decode()"
+            " Repair the text, or replace the surrogate: text.encode(errors='replace').decode()"
         ) from None
     for array, field in zip(arrays, schema, strict=True):
         if isinstance(array, pa.ChunkedArray):

@@ -205,7 +205,7 @@ def _check_objects(given: Any, used: set[str | None]) -> None:
                 getattr(each, "nanosecond", 0) for each in moments
             ):
                 raise SchemaError(
-                    f"column {name!r} must have a type of datetimes, got Python objects. Convert it:"
+                    f"column {name!r} must have a type of datetimes, got Python objects. Convert the column:"
                     f" pandas.to_datetime(frame[{name!r}], utc=True)"
                 )
 

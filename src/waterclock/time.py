@@ -110,11 +110,11 @@ def to_time(value: Time, name: str = "time", *, now: int | None = None) -> int:
         return _in_range(_parse_iso(value, name), value, name)
     is_numpy = type(value).__name__ == "datetime64"
     if (is_numpy or isinstance(value, datetime)) and value != value:  # noqa: PLR0124  # NaT, which pandas makes a datetime
-        raise InvalidArgumentError(f"{name} must be a time, got NaT. Omit it, or drop the row")
+        raise InvalidArgumentError(f"{name} must be a time, got NaT. Omit the time, or drop the row")
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise InvalidArgumentError(
-                f"{name} must be a datetime with a time zone, got {quoted(value)}. Add one, for example"
+                f"{name} must be a datetime with a time zone, got {quoted(value)}. Add a time zone, for example"
                 " datetime(…, tzinfo=timezone.utc)"
             )
         ns = (value - _UNIX_EPOCH) // _MICROSECOND * 1000 + getattr(
@@ -137,7 +137,8 @@ def warn_of_unit(value: int, name: str) -> None:
     for unit, words in _OTHER_UNITS.items():
         if _YEAR_1980_S <= value * NS_PER[unit] // NS_PER["s"] < _YEAR_2100_S:
             warning = UnitWarning(
-                f"{name} looks like {words} since 1970, but an int counts nanoseconds. Multiply it by {NS_PER[unit]:,}"
+                f"{name} looks like {words} since 1970, but an int counts nanoseconds. Multiply the int by"
+                f" {NS_PER[unit]:,}"
             )
             warning.unit = unit
             warnings.warn(warning, stacklevel=4)

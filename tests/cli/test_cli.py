@@ -140,7 +140,9 @@ def test_read_filters_by_time_where_that_is_asked_for(shell: Shell) -> None:
     assert [row["payload"] for row in shell.json(*read, *between, "--where-time", "--limit", "1")] == ["1"]
     until = ("--until", "2026-07-01T12:00:09Z", "--since", "2026-07-01T12:00:03Z")
     assert [row["payload"] for row in shell.json(*read, *until)] == ["1", "2"]
-    assert "1 of 2 messages have an event_time outside the range; --where-time filters by it" in shell.said
+    assert (
+        "1 of 2 messages have an event_time outside the range. To filter by this time, use --where-time" in shell.said
+    )
     assert [row["payload"] for row in shell.json(*read, *until, "--where-time")] == ["1"]
     effective = ("--by", "effective_time", "--since", "2026-07-01T12:00:00Z", "--where-time")
     assert len(shell.json("topic", "read", "telemetry", *effective)) == 5
@@ -231,7 +233,7 @@ def test_relocate_warns_of_a_given_place_that_then_hides_the_topic(shell: Shell)
     shell("topic", "add", "telemetry", "--ledgers", "first")
     (shell.folder / "first").rename(shell.folder / "second")
     shell("topic", "relocate", "telemetry", "second", "--ledgers", "first")
-    assert "warning: topic telemetry is refused while --ledgers or WATERCLOCK_LEDGERS names" in shell.said
+    assert "warning: topic telemetry cannot be opened while --ledgers or WATERCLOCK_LEDGERS names" in shell.said
     shell("topic", "info", "telemetry", "--ledgers", "first", expect=FAILED)
     shell("topic", "info", "telemetry")
 

@@ -73,7 +73,9 @@ def test_boundaries_are_passed_on_by_event_time_and_rate_and_refused_by_id(file:
     for text in (BATCH, by_rate):
         part, *_ = read(file, text + 'boundaries = ["-run", "stop"]').parts
         assert part.words[-2:] == ("--boundary=-run", "--boundary=stop")
-    with pytest.raises(InvalidArgumentError, match="boundaries needs by = 'event_time' or by = 'rate', got 'id'"):
+    with pytest.raises(
+        InvalidArgumentError, match="boundaries can only be used with by = 'event_time' or by = 'rate', got by = 'id'"
+    ):
         read(file, by_rate.replace("rate", "id") + 'id_of = "x"\nmax_delay = "1s"\nboundaries = ["run"]')
 
 
@@ -165,21 +167,24 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
             f'{BATCH}by = "rate"\nmax_disorder = "4s"',
             r"line 8: batch.max_disorder = '4s': max_disorder must be at most 3 batch lengths \(3s\), got '4s'",
         ),
-        (f'{BATCH}by = "rate"\nlongest = "9s"', r"line 8: batch.longest needs batch_length = 'adaptive', got '1s'"),
+        (
+            f'{BATCH}by = "rate"\nlongest = "9s"',
+            r"line 8: batch.longest can only be used with batch_length = 'adaptive', got '1s'",
+        ),
         (f'{BATCH}by = "rate"\ntimeout = nan', r"line 8: batch.timeout = nan: timeout must be a string such as '1.5s'"),
         (f'{BATCH}by = "rate"\ntimeout = ""', r"line 8: batch.timeout = '': timeout must be a duration such as"),
         (f'{BATCH}by = "id"', r"line 2: batch.id_of is missing"),
         (f'{BATCH}by = "id"\nid_of = ""', r"line 8: batch.id_of must be a non-empty string"),
         (f'{BATCH}by = "id"\nid_of = "pulse"', r"line 5: no key named batch.window"),
         (f'{BATCH}by = "id"\nid_of = "pulse"\nstreams = []', r"line 9: batch.streams = \[\]: streams must name every"),
-        (f'{BATCH}streams = ["a"]', r"line 7: batch.streams needs by = 'id', got 'event_time'"),
+        (f'{BATCH}streams = ["a"]', r"line 7: batch.streams can only be used with by = 'id', got by = 'event_time'"),
         (f'{BATCH}by = "weight"', r"line 7: batch.by must be one of event_time, rate, id, got 'weight'"),
         (
             f'{BATCH}on_conflict = "x"',
             r"line 7: batch.on_conflict must be one of split, replace, isolate, keep, got 'x'",
         ),
         (f'{BATCH}since = "nan"', r"line 7: batch.since = 'nan': since must be ISO 8601"),
-        (BATCH + BATCH, r"line 10: batch.into must be another table for each \[\[batch\]\]"),
+        (BATCH + BATCH, r"line 10: batch.into must be a different table for each \[\[batch\]\]"),
         ('[batch]\ntopic = "x"', r"line 1: batch must be an array of tables. Write \[\[batch\]\]"),
         ('[work]\nhandlers = "a:b@c"', r"line 2: work.handlers must be an array of strings"),
         ("[work]\nhandlers = []", r"line 2: work.handlers must name at least one handler"),

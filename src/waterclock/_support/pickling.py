@@ -10,7 +10,7 @@ def warn_of_secret(name: str, text: str, safe: str) -> None:
     """Warn if a pickle will hold a URL with credentials; ``safe`` is the URL without them."""
     if text != safe:
         warnings.warn(
-            f"the pickle of {name} contains the credentials of {safe}; protect it like a password", stacklevel=3
+            f"the pickle of {name} contains the credentials of {safe}; protect the pickle like a password", stacklevel=3
         )
 
 

@@ -22,9 +22,7 @@ class _Blocker:
         target: ModuleType | None = None,  # noqa: ARG002  # of the protocol
     ) -> ModuleSpec | None:
         if fullname == self._name:
-            raise ModuleNotFoundError(
-                f"module {fullname!r} is blocked in this process, which must stay small", name=fullname
-            )
+            raise ModuleNotFoundError(f"module {fullname!r} is blocked in this process to save memory", name=fullname)
         return None
 
 

@@ -142,8 +142,7 @@ def _earlier(folder: Path, source: str) -> Manifest | None:
     earlier = holds_backup(folder)
     if earlier is not None and earlier.source != source:
         raise InvalidArgumentError(
-            f"destination must be a folder of its own, got {folder}, which holds a backup of {earlier.source}, not of"
-            f" {source}"
+            f"destination must not hold a backup of another database, got {folder} with a backup of {earlier.source}"
         )
     return earlier
 
@@ -309,7 +308,7 @@ def _consistent(
             return taken_at, named, tuple(faults[each.path] for each in named if each.path in faults)
     raise UnavailableError(
         f"cannot back up: in {_SNAPSHOTS} attempts, ledger files were deleted before they were copied, such as"
-        f" {gone[0].path}. Pause compaction and expiry while the backup runs, or lengthen their grace time"
+        f" {gone[0].path}. Pause compaction and expiry while the backup runs"
     )
 
 

@@ -67,7 +67,7 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         raise NotFoundError(
             f"no complete backup found in {folder}: it has no {NAME}, which a backup writes last. If the backup"
-            " was interrupted, run it again"
+            " was interrupted, back up again"
         ) from None
     except OSError as error:
         raise UnavailableError(f"cannot read {file}: {error}") from error
@@ -85,7 +85,7 @@ def _parse(written: Any, file: Path) -> Manifest:
         )
     body = written["backup"]
     if written["format"] != FORMAT or _crc(body) != written["crc"]:
-        raise ValueError("it does not match its checksum")
+        raise ValueError("the manifest does not match its checksum")
     body["database"] = _kept(body["database"])
     body["ledgers"] = tuple(map(_kept, body["ledgers"]))
     body["faults"] = tuple(body["faults"])
@@ -96,7 +96,7 @@ def _kept(fields: list[Any]) -> Kept:
     kept = Kept(*fields)
     path = PurePosixPath(kept.path)
     if path.is_absolute() or ".." in path.parts:
-        raise ValueError(f"{kept.path!r} is outside the folder")
+        raise ValueError(f"the manifest names {kept.path!r}, which lies outside the folder")
     return kept
 
 

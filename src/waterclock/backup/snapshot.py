@@ -53,9 +53,8 @@ def database_file(url: str | sa.URL) -> Path:
         raise InvalidArgumentError("url must be a database URL such as sqlite:///factory.db") from None
     if parsed.drivername.partition("+")[0] != "sqlite":
         raise InvalidArgumentError(
-            f"url must be an SQLite database, got {shown(parsed)}. Back up a server with its own tools: first the"
-            " database with pg_dump or mariadb-dump, then the folder of the ledger files; restore in the opposite"
-            " order. See docs/how-to/operation/back-up-and-restore.md"
+            f"url must be an SQLite database, got {shown(parsed)}. For a database server, run pg_dump or mariadb-dump,"
+            " and then copy the folder of the ledger files. See docs/how-to/operation/back-up-and-restore.md"
         )
     return Path(str(parsed.database)).absolute()
 

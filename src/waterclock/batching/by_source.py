@@ -151,7 +151,9 @@ class BySource:
         elif source in self._by_rate:
             self._closed += self._by_rate.reset(source)
         else:
-            raise NotFoundError(f"no source named {quoted(source)}; this batcher has no message of such a source")
+            raise NotFoundError(
+                f"no source named {quoted(source)}; this batcher has received no message of that source"
+            )
         return self._take_closed()
 
     def processed(self, took: Duration, batch: Batch) -> int | None:

@@ -20,7 +20,7 @@ def refuse_added(table: pa.Table, added: Iterable[str]) -> None:
         raise InvalidArgumentError(f"table must be a pyarrow.Table, got a {type(table).__name__}")
     for name in added:
         if name in table.schema.names:
-            raise SchemaError(f"the table already has a column {name!r}. Drop or rename it")
+            raise SchemaError(f"table must not have a column {name!r}. Drop or rename that column")
 
 
 def column_of(table: pa.Table, name: str, *, nulls: bool = False) -> pa.ChunkedArray:

@@ -29,7 +29,7 @@ DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 _DEMO = """Run the whole flow on a recording of real messages, and draw it.
 
 Appends the recording to a topic, seals it to Parquet and finds a moment a third in. From there, Spark cuts batches into
-a message table, and two workers take them (one is killed midway). Exit code 1 unless the books balance to the message.
+a message table, and two workers take them (one is killed midway). Exit code 1 unless every message is accounted for.
 """
 _DOCTOR = """Show the installed parts, databases and Java, and how to install missing parts.
 
@@ -37,7 +37,7 @@ Give --url to test that database as well. Exit code 1 if something needed is bro
 """
 _BACKUP = """Back up an SQLite database with its ledger files, while others write.
 
-Exit code 1 if ledger files were already missing; the backup then holds all the rest.
+Exit code 1 if ledger files were already missing; the backup then holds all other files.
 """
 _RESTORE = """Restore a backup into a new SQLite database with ledger files of its own.
 
@@ -45,45 +45,47 @@ Every checksum is compared before anything is written. --url and --ledgers name 
 """
 _GROUP = """Groups of a message table.
 
-Commands leave messages in flight alone unless --force. With --dry-run they only show their changes.
+Without --force, commands do not touch messages in flight. With --dry-run, commands only show their changes.
 """
 
 _INIT = "Create the catalogue, the tables named waterclock_*, in a database."
 
 _METRICS = """Serve the metrics of a database to Prometheus, until it is stopped.
 
-Serves /metrics, and the probes /livez and /readyz. It keeps running while the database is unavailable.
+Serves /metrics, and the probes /livez and /readyz, even while the database is unavailable.
 """
 
 _WORK = """Run handlers on the messages of message tables.
 
-SIGTERM and SIGINT stop it: it takes no more messages, lets handlers finish within the grace period, and returns the
-rest to the table. A second signal ends it at once. Reports its progress on stderr every 30 seconds.
+SIGTERM and SIGINT stop the worker: it takes no more messages, waits for handlers until the grace period ends, and
+returns the other messages to the table. A second signal ends the worker at once. It reports progress on stderr every
+30 seconds.
 """
 
 _RUN = """Ingest, batch and handle messages as a file describes, until stopped.
 
-SIGTERM and SIGINT stop the ingest, then the batching, then the worker; a second signal kills them. If one part ends,
-all are stopped, and the exit code is 1. SIGHUP makes the ingest read the file again.
+SIGTERM and SIGINT stop the ingest, then the batching, then the worker; a second signal kills all three. If one part
+ends, all parts are stopped, and the exit code is 1. After SIGHUP, the ingest reads the file again.
 """
 
-_UPKEEP = """Run the periodic tasks of all topics and message tables; show what ran when.
+_UPKEEP = """Run the periodic tasks of all topics and message tables, and show their last runs.
 
-Seals and compacts topics and enforces their retention; purges tables, puts the due messages of schedules, and releases
-groups of dead consumers. Runs once, or repeatedly with --every 1m. Many may run at once: each task is done by one.
+Seals and compacts topics, and enforces their retention. Purges tables, puts the due messages of schedules, and releases
+groups of dead consumers. Runs once, or repeatedly with --every 1m. Many processes may run at once: only one of them
+does each task.
 """
 
 _SERVE = """Serve topics and message tables over HTTP.
 
-On a loopback address, programs on this machine need no token. On any other address nothing works without one; see
-'waterclock token'. The log on stderr says who changed what. SIGTERM and SIGINT end the server;
-a second signal ends it immediately.
+On a loopback address, programs on this machine need no token. On any other address, every request needs a token; see
+'waterclock token'. The log on stderr records each change and its author. SIGTERM and SIGINT end the server; a second
+signal ends the server immediately.
 """
 
 _BENCH = """Measure how fast this machine and database put, claim, append, find and batch messages.
 
 Takes about 20 seconds. Creates a message table and a topic named bench_…, and removes both at the end. Without a
-database, it measures SQLite in a temporary folder.
+database, the benchmark measures SQLite in a temporary folder.
 """
 
 COMMANDS = {

@@ -63,7 +63,7 @@ def batch(
     """Cut messages into batches and print one line per batch, or put them into a message table.
 
     With --into, each batch becomes one message of the table, exactly once, also when the command is killed: the next
-    run continues. The batches are those that a replay or Spark makes.
+    run continues. A replay and Spark make the same batches.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def batch(
     max_lead
         How far ahead of the receive clock an event time may be.
     gap
-        Batches are sessions: one also ends at a longer silence, for example 30s, and window is the longest session.
+        A batch also ends at a longer silence, for example 30s; window is then the longest batch.
     boundary
         By event time and by rate, a stream whose messages cut windows and begin runs; may be given several times.
     on_conflict
@@ -88,17 +88,17 @@ def batch(
     id_of
         By id, the header that holds the id of a message.
     stream
-        By id, a stream of each source; may be given several times. An id with all of them closes at once.
+        By id, a stream of each source; may be given several times. A batch with messages of all streams closes at once.
     batch_length
-        By rate, the length of a batch, or adaptive: from 1s on, longer while batches take longer than their window.
+        By rate, the length of a batch; or adaptive: 1s at first, and longer while processing does not keep up.
     longest
         With --batch-length adaptive, the greatest length; 8s by default.
     timeout
         By rate, how long a batch waits for missing streams; inf for any time, auto to follow their delays.
     clocks
-        By rate, align: correct each stream's event times by the estimated offset of its clock.
+        By rate; align corrects each stream's event times by the estimated offset of its clock.
     max_disorder
-        By rate, how far a message may be behind earlier ones of its stream; every batch closes so much later.
+        By rate, how far a message may be behind earlier messages of its stream; every batch closes later by this time.
     forget_after
         By rate, the silence after which a source begins again, for example 1h.
     into
@@ -110,13 +110,13 @@ def batch(
     source
         With --into, only messages of this source; may be given several times.
     max_skew
-        With --into, how far a receive time may lie behind earlier ones.
+        With --into, how far a receive time may be behind earlier receive times.
     svg
         Draw the batches into this file.
     limit
         Read at most this many messages.
     max_payload
-        Bytes that a payload in a file may have.
+        Maximum size of a payload in a file, in bytes.
     time_unit
         Unit of integer times in a file, since 1970.
     """

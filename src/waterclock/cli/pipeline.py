@@ -98,7 +98,7 @@ def replay(
     spark_log: Path | None = None,
     common: Common = Common(),
 ) -> None:
-    """Write again the batches of the archive that start in a range, and the messages rejected in it.
+    """Write the batches of the archive that start in a range again, and the messages rejected in that range.
 
     Adjoining ranges return each batch once.
 
@@ -111,7 +111,7 @@ def replay(
     until
         Batches that start before this time.
     pipeline
-        Which of the file's pipelines, if it has several.
+        The pipeline, if the file has several.
     master
         Spark's cluster; an embedded Spark on every core unless set here or in the file.
     conf

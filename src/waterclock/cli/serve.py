@@ -29,9 +29,9 @@ def serve(
 ) -> None:
     """Serve topics and message tables over HTTP.
 
-    On a loopback address, programs on this machine need no token. On any other address nothing works without one; see
-    'waterclock token'. The log on stderr says who changed what. SIGTERM and SIGINT end the server;
-    a second signal ends it immediately.
+    On a loopback address, programs on this machine need no token. On any other address, every request needs a token;
+    see 'waterclock token'. The log on stderr records each change and its author. SIGTERM and SIGINT end the server; a
+    second signal ends the server immediately.
 
     Parameters
     ----------
@@ -42,11 +42,11 @@ def serve(
     require_token
         Also ask programs on this machine for a token, for example behind a proxy.
     rate_limit
-        Maximum requests per second of each token, 500 by default; more get status 429.
+        Maximum requests per second of each token, 500 by default; further requests get status 429.
     certificate
         File with a TLS certificate, in PEM.
     key
-        File with its private key.
+        File with the certificate's private key, in PEM.
     """
     from waterclock.connection import connect
     from waterclock.server.serving import serve as serve_database
@@ -61,7 +61,7 @@ def serve(
         if not url.startswith("https:"):
             output.talk("warning: tokens travel unencrypted. Use --certificate and --key, or a proxy with TLS")
         if not list_tokens(database.backend):
-            output.talk("there are no tokens yet. Create one: waterclock token add NAME --read topic:NAME")
+            output.talk("there are no tokens yet. Create a token: waterclock token add NAME --read topic:NAME")
 
     with connect(common.database_url, common.ledgers, create=False, timeout=_TIMEOUT) as database:
         log_to_stderr(as_json=common.json or output.logs)

@@ -17,7 +17,7 @@ def prepare(*, common: Common = Common()) -> None:
     """Halve Spark's start-up time on this machine, with an archive of the classes that it loads.
 
     Takes about a minute, and some 200 MB in the cache folder. Needed once for each Java and Spark; does nothing if the
-    archive exists. WATERCLOCK_CLASS_ARCHIVE=off starts sessions without it.
+    archive exists. WATERCLOCK_CLASS_ARCHIVE=off starts sessions without the archive.
     """
     if not is_wanted():
         raise InvalidArgumentError(

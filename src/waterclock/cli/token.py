@@ -36,7 +36,7 @@ def add(
     name
         Its name, which the audit log shows.
     read
-        Look at messages, and at the state of topics and message tables.
+        Read messages, and the state of topics and message tables.
     append
         Append messages to a topic.
     put
@@ -56,7 +56,7 @@ def add(
         rights = [Right.parse(verb, on) for verb, objects in given.items() for on in objects or ()]
         token = add_token(database.backend, name, rights, expires)
         common.output.rows([{"token": token}], ("token",))
-        common.output.talk(f"created token {name}. Store it now: it cannot be shown again")
+        common.output.talk(f"created token {name}. Store the token now: it cannot be shown again")
 
 
 @app.command

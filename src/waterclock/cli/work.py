@@ -52,9 +52,9 @@ def work(
 ) -> None:
     """Run handlers on the messages of message tables.
 
-    SIGTERM and SIGINT stop it: it takes no more messages, lets handlers finish within the grace period, and returns the
-    rest to the table; a second signal ends it at once. Reports its progress on stderr every 30 seconds, and logs
-    failures there with the traceback.
+    SIGTERM and SIGINT stop the worker: it takes no more messages, waits for handlers until the grace period ends, and
+    returns the other messages to the table. A second signal ends the worker at once. It reports progress on stderr
+    every 30 seconds, and logs failures there with the traceback.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def work(
         MODULE:NAME, or MODULE:NAME@TABLE; NAME is a function, functions by kind, or a context manager that yields
         either. Modules are looked for in the current folder, too.
     table
-        The table of handlers that name none.
+        The table of handlers that name no table.
     concurrency
         How many messages are handled at a time.
     processes
@@ -72,11 +72,11 @@ def work(
     where
         Which messages, in SQL's words, for example "region = 'eu' AND amount > 3".
     rate_limit
-        How many messages a second it takes of each table at most.
+        Maximum number of messages per second from each table.
     timeout
         How long a handler may take, for example 5m.
     grace
-        How long handlers may go on once it is to stop.
+        How long handlers may continue after a stop.
     recycle_after
         After how many messages a child process is replaced.
     recycle_above

@@ -62,7 +62,7 @@ def _of_database(
     if dialect.is_transient(error):
         return UnavailableError(f"{unavailable}: {said}")
     if dialect.is_forbidden(error):
-        return ForbiddenError(f"permission denied by {name}: {said}. Grant its user the privilege")
+        return ForbiddenError(f"permission denied by {name}: {said}. Grant the privilege to the user of this URL")
     if isinstance(error, exc.IntegrityError):
         return ConstraintError(f"{name} refused a statement that violates a constraint: {said}")
     return RefusedError(f"{name} refused a statement: {said}")

@@ -83,7 +83,8 @@ class _CutShort(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         raise UnavailableError(
-            f"cannot use {self._file} in this process: it was forked during another thread's call on the file, which"
+            f"cannot use {self._file} in this process: the process was forked during another thread's call on the file,"
+            " which"
             f" had lasted {LONGEST_PAUSE:g} s. Fork between calls, or start processes with multiprocessing's 'spawn'"
         )
 

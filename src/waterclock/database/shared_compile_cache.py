@@ -1,4 +1,4 @@
-"""A cache of compiled statements that similar databases share, because compiling one takes longer than running it.
+"""A cache of compiled statements that similar databases share: compiling a statement takes longer than running it.
 
 Each engine has its own dialect, and SQLAlchemy does not use its compiled statements for another dialect, even if they
 are identical. This module uses the first of several equal dialects for all of them.

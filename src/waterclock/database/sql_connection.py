@@ -1,4 +1,4 @@
-"""The connection interface of our statements, implemented by SQLAlchemy's connection and by `DirectConnection`."""
+"""The interface of connections for our statements. SQLAlchemy's connection and `DirectConnection` implement it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two worker processes of the main job, one of which is killed."""
+"""The two worker processes of the demo's main job, one of which is killed on purpose."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def run_crew(url: str, table: str, total: int, progress: Callable[[int], None]) 
             worker.process.wait()
     if not held:
         raise UnavailableError(
-            "the first worker took no messages in the second half of the demo, so it could not be killed while it"
-            " held some"
+            "the first worker took no messages in the second half of the demo, so it could not be killed while it held"
+            " messages"
         )
     if crew[1].process.returncode != 0:
         raise UnavailableError("the second worker failed; its error is above")

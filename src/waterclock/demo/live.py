@@ -150,8 +150,8 @@ def _find(program: str) -> str:
     found = shutil.which(program) or shutil.which(program, path=":".join(_FOLDERS))
     if found is None:
         raise UnavailableError(
-            f"cannot run the live demo: {program} is not installed. Install it (Debian and Ubuntu: apt-get install"
-            f" {_PACKAGES[program]})"
+            f"cannot run the live demo: {program} is not installed. Install {program} (Debian and Ubuntu: apt-get"
+            f" install {_PACKAGES[program]})"
         )
     return found
 

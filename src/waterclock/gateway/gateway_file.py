@@ -98,7 +98,7 @@ def _batchings(path: Path, lines: TomlLines, given: object) -> list[Part]:
         table = TomlTable(path, lines, "batch", values, place)
         part = _batching(table)
         if part.name in parts:  # batches of two topics may have the same id
-            raise table.wrong("into", "batch.into must be another table for each [[batch]]")
+            raise table.wrong("into", "batch.into must be a different table for each [[batch]]")
         parts[part.name] = part
     return list(parts.values())
 
@@ -113,9 +113,11 @@ def _batching(table: TomlTable) -> Part:
     streams = [f"--stream={stream}" for stream in declared or ()]
     options = {"into": into, **_rule(table)}
     if boundaries and options["by"] == "id":
-        raise table.wrong("boundaries", "batch.boundaries needs by = 'event_time' or by = 'rate', got 'id'")
+        raise table.wrong(
+            "boundaries", "batch.boundaries can only be used with by = 'event_time' or by = 'rate', got by = 'id'"
+        )
     if streams and options["by"] != "id":
-        raise table.wrong("streams", f"batch.streams needs by = 'id', got {options['by']!r}")
+        raise table.wrong("streams", f"batch.streams can only be used with by = 'id', got by = {options['by']!r}")
     skew, since = table.optional("max_skew"), table.optional("since")
     if skew is not None:
         table.check("max_skew", lambda: to_duration(skew, "max_skew"))
@@ -141,7 +143,9 @@ def _rule(table: TomlTable) -> dict[str, str]:
         length, timeout = table.optional("batch_length") or "1s", table.duration_or_inf("timeout")
         longest = table.optional("longest")
         if longest is not None and length != "adaptive":
-            raise table.wrong("longest", f"batch.longest needs batch_length = 'adaptive', got {length!r}")
+            raise table.wrong(
+                "longest", f"batch.longest can only be used with batch_length = 'adaptive', got {length!r}"
+            )
         shortest = table.check("longest", lambda: AdaptiveBatchLength(longest=longest)).batch_length
         first = shortest if length == "adaptive" else length
         table.check("batch_length" if timeout is None else "timeout", lambda: RateRule.checked(first, timeout))

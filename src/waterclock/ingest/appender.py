@@ -87,7 +87,7 @@ class Appender(Generic[T]):
             except UnavailableError as error:
                 if not self._progress.is_database_away:
                     self._progress.is_database_away = True
-                    self._tell(Event("database_away", f"cannot append, and tries again: {error}", is_warning=True))
+                    self._tell(Event("database_away", f"cannot append messages, retrying: {error}", is_warning=True))
                 if self._wishes_stop:
                     return None
                 moments.sleep(pause)

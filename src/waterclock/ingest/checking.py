@@ -136,7 +136,7 @@ def broker_warnings(settings: Mapping[str, str]) -> list[str]:
     queued = settings["max_queued_messages"]
     if queued != "0":
         warnings.append(
-            f"the broker queues {queued} messages a client that is slow or away, and drops those that follow"
+            f"for a slow or absent client, the broker queues {queued} messages and drops further ones"
             " (max_queued_messages)"
         )
     if settings["persistence"] != "true":

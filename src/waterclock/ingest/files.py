@@ -230,11 +230,11 @@ def parse_json_line(line: bytes, time_unit: TimeUnit) -> Message:
         if b"\\u" in line:
             json.dumps(fields, ensure_ascii=False).encode()  # half of a surrogate pair is invalid text
     except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"is not UTF-8: {error}") from None
+        raise InvalidArgumentError(f"the line must be UTF-8: {error}") from None
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{quoted(line)} is not valid Unicode: {error.reason}") from None
+        raise InvalidArgumentError(f"the line must be valid Unicode, got {quoted(line)}: {error.reason}") from None
     except RecursionError:
-        raise InvalidArgumentError(f"{quoted(line)} is nested too deeply") from None
+        raise InvalidArgumentError(f"the line is nested too deeply, got {quoted(line)}") from None
     except InvalidArgumentError:
         raise
     except ValueError as error:  # errors of JSON, including numbers of 5,000 digits

@@ -154,7 +154,7 @@ class Ingest:
             plan = read()
             topics = plan.open_topics(self._database)
         except Exception as error:  # noqa: BLE001  # a mistake in the file must not end the running ingest
-            self._tell(Event("not_reloaded", f"goes on as before: {error}", is_warning=True))
+            self._tell(Event("not_reloaded", f"the ingest keeps its former rules: {error}", is_warning=True))
             return
         before, self._plan = self._plan, plan
         self._rules = RuleSet(plan.rules)
@@ -184,8 +184,8 @@ class Ingest:
                 self._known_silent.add(session.name)
                 text = (
                     f"session {quoted(session.name)} of a shared filter has been silent since"
-                    f" {format_time(session.seen_at)}. The broker's messages for it wait: start it again, or end its"
-                    " session at the broker"
+                    f" {format_time(session.seen_at)}, and the broker's messages for this session wait. Start its"
+                    " process again, or end the session at the broker"
                 )
                 self._tell(Event("silent_session", text, {"session": session.name}, is_warning=True))
 

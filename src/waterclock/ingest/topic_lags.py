@@ -1,4 +1,4 @@
-"""How far the event times of a topic's newest messages lag behind their receive times, by stream."""
+"""Measures, by stream, how far the event times of a topic's newest messages lag behind their receive times."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Batches a topic live in one process, without Spark: the same rules, the same batches, exactly once."""
+"""Batches a topic live in one process, without Spark: by the same rules, and exactly once."""

@@ -1,4 +1,4 @@
-"""Reports of processes that ingest or batch: each process writes its counts to the catalogue, for the pages."""
+"""Reports of processes that ingest or batch: each process writes its counts to the catalogue, for the web pages."""
 
 from __future__ import annotations
 

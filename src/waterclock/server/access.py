@@ -231,7 +231,9 @@ class Access:
             return caller, cookie
         if path in OPEN_PATHS or path.startswith(_STATIC):
             return NOBODY, None
-        raise HTTPException(401, "a valid token is needed: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
+        raise HTTPException(
+            401, "a valid token is missing. Send the header Authorization: Bearer …", {"WWW-Authenticate": "Bearer"}
+        )
 
 
 def _refusal(error: HTTPException, scope: Scope, headers: Headers) -> Response:

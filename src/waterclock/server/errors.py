@@ -31,15 +31,15 @@ from waterclock.errors import (
 _KINDS: dict[type[Exception], tuple[int, str, str]] = {
     NotFoundError: (404, "not_found", "it was not found"),
     AlreadyExistsError: (409, "already_exists", "it exists already"),
-    InvalidArgumentError: (400, "invalid", "the database does not take this value"),
-    SchemaError: (400, "invalid_schema", "the columns differ from those that are needed"),
+    InvalidArgumentError: (400, "invalid", "the database does not accept this value"),
+    SchemaError: (400, "invalid_schema", "the columns differ from the required columns"),
     LeaseLostError: (409, "lease_lost", "the lease was lost"),
     OrderError: (409, "out_of_order", "an earlier message of the group is not acked"),
     ProducerFencedError: (409, "producer_fenced", "a newer instance of the producer has taken over"),
-    ConstraintError: (409, "constraint", "the database refused it because of a constraint"),
+    ConstraintError: (409, "constraint", "the database refused the change because of a constraint"),
     DamagedError: (500, "damaged", "stored messages are corrupt. Run 'waterclock topic verify' on the server"),
     UnavailableError: (503, "unavailable", "the database or a store cannot be reached now. Try again"),
-    WaterclockError: (500, "refused", "the database refused it"),
+    WaterclockError: (500, "refused", "the database refused the statement"),
     Exception: (500, "internal", "the server failed"),
 }
 """Status, code, and the text that is sent if the error's own text may contain a driver's text, a path or an address."""
@@ -70,7 +70,7 @@ def error_response(error: Exception, backend: Backend, *, suggests: bool) -> JSO
         content["reference"] = secrets.token_hex(4)
         trace = error if status == _FAILED else None
         _log.error(
-            "request with reference %s failed: %s",
+            "request failed, reference %s: %s",
             content["reference"],
             in_a_line(said_of(error)),
             exc_info=trace,

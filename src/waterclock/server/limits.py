@@ -185,7 +185,7 @@ class WrongTokens:
         """Refuse an address that has sent too many in this minute."""
         if now < self._until and len(self._sent.get(address, ())) >= MAX_WRONG_TOKENS:
             left = {"Retry-After": str(int(self._until - now) + 1)}
-            raise HTTPException(429, "too many wrong tokens; try again later", left)
+            raise HTTPException(429, "too many invalid tokens; try again later", left)
 
     def note(self, address: str, text: str, now: float) -> None:
         """Count a wrong token."""

@@ -271,7 +271,7 @@ def test_texts_may_be_views_large_or_dictionaries_in_pieces_and_slices() -> None
         ({"receive_time": pa.array([1], pa.duration("ns"))}, r"column 'receive_time' must be .*, got duration\[ns\]"),
         ({"source": [1]}, "column 'source' must hold strings or dictionary-encoded strings, got int64"),
         ({"stream": pa.array([b"a"])}, "column 'stream' must hold .* got binary"),
-        ({"batch_start": [1]}, "already has a column 'batch_start'"),
+        ({"batch_start": [1]}, "must not have a column 'batch_start'"),
     ],
 )
 def test_a_column_that_is_missing_or_of_another_type_is_named(changes: dict[str, Any], complaint: str) -> None:

@@ -184,7 +184,7 @@ def test_a_collection_changed_afterwards_changes_nothing() -> None:
 def test_a_function_that_chooses_has_to_be_given_again() -> None:
     batcher = RateAwareBatcher(gated=lambda stream: stream == "det")
     batcher.add(pulses("det", 14, -1, 0) + pulses("log", 14, -1, 0))
-    with pytest.raises(InvalidArgumentError, match=r"gated must be .* that the saved batcher used"):
+    with pytest.raises(InvalidArgumentError, match=r"gated must be .*, as in the saved batcher"):
         RateAwareBatcher.restore(batcher.state())
     restored = RateAwareBatcher.restore(batcher.state(), gated=lambda stream: stream == "det")
     assert restored.gating_streams == {"det"}

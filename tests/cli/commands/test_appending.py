@@ -304,9 +304,9 @@ def test_rejected_messages_count_and_a_file_continues_behind_them(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"\xff\xfe\n", "is not UTF-8"),
+        (b"\xff\xfe\n", "the line must be UTF-8"),
         (b"[" * 100_000 + b"\n", "nested too deeply"),
-        (b'{"source": "\\ud800", "stream": "b", "event_time": 1}\n', "is not valid Unicode"),
+        (b'{"source": "\\ud800", "stream": "b", "event_time": 1}\n', "the line must be valid Unicode"),
         (b'{"source": "a", "stream": "b", "event_time": ' + b"9" * 5_000 + b"}\n", "line 2"),
         (b"{\n", "line 2"),
     ],

@@ -11,7 +11,7 @@ def test_a_token_is_printed_once(shell: Shell) -> None:
     shell("init")
     [created] = shell.json("token", "add", "grafana", "--read", "topic:t", "--read", "table:*", "--expires", "90d")
     assert created["token"].startswith("wct_")
-    assert "Store it now: it cannot be shown again" in shell.said
+    assert "Store the token now: it cannot be shown again" in shell.said
     [listed] = shell.json("token", "ls")
     assert listed["rights"] == "read topic:t, read table:*"
     assert listed["expired"] is False

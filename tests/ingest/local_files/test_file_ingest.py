@@ -195,7 +195,7 @@ def test_a_second_ingest_of_a_file_stops_the_first(topic: wc.Topic, ingest: Make
     first._step(follow=True)
     second._step(follow=True)
     append(path, lines(1, 2))
-    with pytest.raises(wc.LeaseLostError, match="another process is ingesting it"):
+    with pytest.raises(wc.LeaseLostError, match="another process is ingesting this file"):
         first._step(follow=True)
     second._step(follow=True)
     assert numbers(topic) == [0, 1]
@@ -254,7 +254,7 @@ def test_csv_with_other_column_names_keeps_the_rest_as_payload(
     ingest("*.csv", LineFormat(csv=columns, time_unit="s")).run(follow=False)
     assert [message.event_time for message in topic.read()][1:] == [1_760_120_318 * SECOND]
     [letter] = database.topic("dead").read()
-    assert (letter.payload, (letter.headers or {})["reason"]) == (b"1,press", "row must have 4 columns, got 2")
+    assert (letter.payload, (letter.headers or {})["reason"]) == (b"1,press", "the row must have 4 columns, got 2")
 
 
 @pytest.mark.one_database
@@ -345,7 +345,7 @@ def test_unreadable_files_are_named_and_the_others_are_read(
         ingest("*.jsonl*").run(follow=False)
     assert numbers(topic) == [0, 1]
     assert names(events) == ["unreadable"] * 2  # the error names the third
-    with pytest.raises(wc.NotFoundError, match=r"no file '.*x\*' found"):
+    with pytest.raises(wc.NotFoundError, match=r"no file found for '.*x\*'"):
         ingest("x*").run(follow=False)
 
 

@@ -243,7 +243,7 @@ def test_a_selection_is_dead_lettered_without_messages_in_flight(
 def test_dead_lettering_without_a_dead_letter_table_names_the_remedy(database: wc.Database, client: TestClient) -> None:
     database.create_table("orders").put(b"")
     answer = client.get("/tables/orders/act/dead-letter")
-    assert (answer.status_code, "set max_attempts" in answer.text) == (400, True)
+    assert (answer.status_code, "Set dead_letter or max_attempts" in answer.text) == (400, True)
     assert "act/dead-letter" not in client.get("/tables/orders").text
 
 

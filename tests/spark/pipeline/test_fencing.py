@@ -28,7 +28,7 @@ from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.running import MicroBatchWriter, replay_pipeline, run_pipeline, state_parts
 from waterclock.spark.runtime.partitions import PARTITIONS, rule_in
 
-OVERTAKEN = "'press': another run has taken over its checkpoint"
+OVERTAKEN = "'press': another run has taken over the checkpoint"
 ROWS = 12
 FOLDER = "run=r-0000000000"
 

@@ -511,7 +511,7 @@ def test_a_pipeline_whose_places_are_not_there_is_refused(database: wc.Database,
         check_places(endless)
     database.create_topic("ahead", max_ahead="5m")
     refusing = read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "ahead"')))
-    with pytest.raises(wc.InvalidArgumentError, match="topic 'ahead': its max_ahead may refuse them"):
+    with pytest.raises(wc.InvalidArgumentError, match="topic 'ahead': its option max_ahead may refuse them"):
         check_places(refusing)
     database.create_topic("kept", max_ahead="5m", on_ahead="keep")
     check_places(read(write(tmp_path, PIPELINE.replace('topic = "rejected"', 'topic = "kept"'))))

@@ -154,7 +154,7 @@ def take_over(press: Press, first: subprocess.Popen[str], second: subprocess.Pop
     os.killpg(first.pid, signal.SIGCONT)
     first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 1
-    assert "another run has taken over its checkpoint" in (press.folder / "stderr").read_text()
+    assert "another run has taken over the checkpoint" in (press.folder / "stderr").read_text()
 
 
 def test_a_pipeline_that_loses_an_executor_is_taken_over_and_then_killed_writes_everything_once(

@@ -228,7 +228,7 @@ def test_a_stream_without_micro_batches_that_have_no_data_is_refused(spark: Spar
         ),
         (
             ["source", "stream", "stream AS STREAM", "event_time", "receive_time"],
-            "must have one column 'stream', got 'stream', 'STREAM'. Drop or rename all but one",
+            "must have one column 'stream', got 'stream', 'STREAM'. Drop or rename the other columns",
         ),
         (
             ["*", "1 AS ledger", "1 AS entry", "'1' AS index"],

@@ -295,7 +295,7 @@ def test_a_message_that_waits_for_a_missing_dead_letter_table_says_so_and_purges
     table = database.table("orders")
     for number in (1, 3):
         assert "it cannot be moved to the dead letters" in table.explain(number).reason
-        assert "Create it with alter(dead_letter='orders_dead')" in table.explain(number).reason
+        assert "Create the dead-letter table with alter(dead_letter='orders_dead')" in table.explain(number).reason
     assert table.purge() == 1
     with table.subscribe() as deliveries:
         table.put("coffee", group="4")

@@ -230,13 +230,16 @@ def test_a_slow_claim_counts_what_others_sent_meanwhile(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rate": {"customer": 0}}, "rate: the rate of 'customer' must be a text such as '10/s', '600/m', '5/h'"),
-        ({"rate": {"customer": "10"}}, "rate: the rate of 'customer' must be a text"),
-        ({"rate": {"customer": "1/w"}}, "rate: the rate of 'customer' must be a text"),
-        ({"rate": {"customer": "0/s"}}, "rate: the rate of 'customer' must be a text"),
-        ({"rate": {"customer": True}}, "rate: the rate of 'customer' must be a text"),
-        ({"rate": {"customer": float("nan")}}, "rate: the rate of 'customer' must be a text"),
-        ({"rate": {"customer": 10**400}}, "rate: the rate of 'customer' must be a text"),
+        (
+            {"rate": {"customer": 0}},
+            "rate: the rate of 'customer' must be 1e-06 to 1e+09 messages per second, as a number or",
+        ),
+        ({"rate": {"customer": "10"}}, "rate: the rate of 'customer' must be "),
+        ({"rate": {"customer": "1/w"}}, "rate: the rate of 'customer' must be "),
+        ({"rate": {"customer": "0/s"}}, "rate: the rate of 'customer' must be "),
+        ({"rate": {"customer": True}}, "rate: the rate of 'customer' must be "),
+        ({"rate": {"customer": float("nan")}}, "rate: the rate of 'customer' must be "),
+        ({"rate": {"customer": 10**400}}, "rate: the rate of 'customer' must be "),
         ({"rate": "10/s"}, "rate must be a dict with one key and its rate, got '10/s'"),
         ({"rate": {"a b": 1}}, "rate must be 'group' or the name of a column or header"),
         ({"rate": {"a": 1}, "limit": {"b": 1}}, "rate must name the key of limit, 'b', got 'a'"),

@@ -282,7 +282,9 @@ def test_a_put_in_the_callers_transaction_has_to_be_on_the_messages_shard(
             wc.InvalidArgumentError, match=rf"^connection must be to shard -80, which message {low} .* 80-"
         ):
             orders.put("a", id=low, connection=connection)
-        with pytest.raises(wc.InvalidArgumentError, match=r"^connection must be to shard .* got one to shard 80-"):
+        with pytest.raises(
+            wc.InvalidArgumentError, match=r"^connection must be to shard .* got a connection to shard 80-"
+        ):
             orders.ack(low, connection=connection)
         drawn = orders.put("b", connection=connection)
     assert orders.shard_of(drawn) == "80-"

@@ -440,7 +440,7 @@ def test_a_root_without_a_bucket_is_refused(sqlite_topic: Topic, root: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("root", "remedy"), [("dbfs:/ledgers", "Give the folder /dbfs/"), ("abfs:/x", "A URL has two slashes")]
+    ("root", "remedy"), [("dbfs:/ledgers", "Pass the folder /dbfs/"), ("abfs:/x", "A URL has two slashes")]
 )
 def test_a_url_that_lacks_a_slash_is_not_a_folder(sqlite_topic: Topic, root: str, remedy: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"got '{root}'. {remedy}"):

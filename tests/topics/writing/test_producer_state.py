@@ -82,7 +82,7 @@ def test_the_oldest_of_too_many_ranges_are_forgotten_and_repeating_them_is_an_er
     assert len(numbering.covered) == RANGES
     assert numbering.covered[0] == Range(None, 30)
     assert [numbering.holds(number) for number in (5, 10, 30, 35, 40)] == [None, None, None, False, True]
-    with pytest.raises(InvalidArgumentError, match=r"10 to 10 .* may or may not hold them"):
+    with pytest.raises(InvalidArgumentError, match=r"10 to 10 .* may or may not hold these"):
         numbering.find_repeat(ProducerAppend("p", 10, 10, None, 0), "t")
     assert numbering.find_repeat(ProducerAppend("p", 40, 40, None, 0), "t") == Repeat(None)
 

@@ -85,14 +85,14 @@ def _from_facts(facts: dict[str, Any], id_of: IdOf, messages: list[Message]) -> 
     taken.firsts, taken.lasts = each(facts["firsts"], whole), each(facts["lasts"], whole)
     bounds = [bound for run in zip(taken.firsts, taken.lasts, strict=True) for bound in run]
     if any(first > last for first, last in pairwise(bounds)):
-        raise ValueError("the runs of ids are not in order")
+        raise ValueError("the state has runs of ids out of order")
     opened: list[OpenId] = []
     place = 0
     for number, until, size, returned in facts["open"]:
         held = messages[place : place + count(size)]
         streams = maybe(returned, lambda names: frozenset(each(names, text)))
         if len({message.stream for message in held}) < size or bool(held) == bool(streams):
-            raise ValueError("an id whose batch is open has too few messages")
+            raise ValueError("the state lacks messages of an open batch")
         opened.append(OpenId(whole(number), moment(until), held, streams))
         place += size
     return IdState(

@@ -95,7 +95,7 @@ def _from_facts(facts: dict[str, Any], messages: list[Message]) -> EventTimeStat
 
 def _window(start: int, last: int, cut: int, isolated: bool, messages: list[Message]) -> Window:
     if not messages:
-        raise ValueError("a window is empty")
+        raise ValueError("the state has an empty window")
     return Window(start, last, cut, isolated, messages)
 
 

@@ -61,7 +61,7 @@ def batch_into(
         if table.options.id_type != "text":
             raise InvalidArgumentError(
                 f"--into must name a table with text ids, got {table_name!r}, which has {table.options.id_type} ids."
-                " Create it with id_type='text'"
+                " Create a table with --id-type text"
             )
         start = beginning(topic.storage)
         if since is not None:

@@ -185,18 +185,18 @@ def check(
 ) -> None:
     """Show the mapping of the next messages, and the broker's effect on an ingest; append nothing.
 
-    With Kafka, it looks at the newest records. Exit code 1 if a message would become a dead letter.
+    With Kafka, this reads the newest records. Exit code 1 if a message would become a dead letter.
 
     Parameters
     ----------
     source
         mqtt://HOST[:PORT], mqtts://HOST[:PORT], kafka://HOST[:PORT], or a TOML file.
     sample
-        How many messages to look at.
+        How many messages to read.
     wait
-        How long to wait for them.
+        How long to wait for these messages.
     messages
-        MQTT: look at the messages of this file instead, JSON lines as `mosquitto_sub -F %j` writes them.
+        MQTT: read the messages of this file instead, JSON lines as `mosquitto_sub -F %j` writes them.
     broker_config
         Mosquitto's configuration, to report its settings that lose messages: /etc/mosquitto/mosquitto.conf.
     """
@@ -273,7 +273,7 @@ def replay(
     source
         The TOML file, or the URL with the options, of the ingest.
     dry_run
-        Count, and append nothing.
+        Only count the messages, and append nothing.
     """
     from waterclock.ingest.replaying import replay as replay_dead_letters
 
@@ -403,8 +403,8 @@ def _warn_of_broker(output: Output, config: Path | None) -> None:
 
     if config is None:
         output.talk(
-            "a Mosquitto as installed queues 1,000 messages a client, then drops, and forgets them when it stops;"
-            " give --broker-config to see what yours does"
+            "by default, Mosquitto queues 1,000 messages for each client and drops further ones, and a stop loses the"
+            " queues. To check your broker, pass --broker-config"
         )
         return
     try:

@@ -62,11 +62,11 @@ def file(
     time_unit
         Unit of numeric times, since 1970.
     complete
-        Take a last line without a line end; otherwise it is left, as it may be half written.
+        Append a last line without a newline; by default, such a line waits, because it may be incomplete.
     dead_letters
         The topic of lines that cannot be mapped.
     max_payload
-        Bytes that a payload may have.
+        Maximum size of a payload, in bytes.
     """
     keep_small()
     from waterclock.ingest.local_files.file_ingest import FileIngest, FilePlan

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def run(file: Path, /, *, log: LogOptions = LogOptions(), common: Common = Common()) -> None:
     """Ingest, batch and handle messages as a file describes, until stopped.
 
-    SIGTERM and SIGINT stop the ingest, then the batching, then the worker; a second signal kills them. If one part
-    ends, all are stopped, and the exit code is 1. SIGHUP makes the ingest read the file again.
+    SIGTERM and SIGINT stop the ingest, then the batching, then the worker; a second signal kills all three. If one part
+    ends, all parts are stopped, and the exit code is 1. After SIGHUP, the ingest reads the file again.
 
     Parameters
     ----------

@@ -25,12 +25,12 @@ from waterclock.time import format_time
 def backup(destination: str, /, *, common: Common = Common()) -> int:
     """Back up an SQLite database with its ledger files, while others write.
 
-    Exit code 1 if ledger files were lost before; all others are in the backup then.
+    Exit code 1 if ledger files were already missing; the backup then holds all other files.
 
     Parameters
     ----------
     destination
-        A new or empty folder, or one with an earlier backup of the same database, which is replaced.
+        A new or empty folder, or the folder of an earlier backup of the same database, which is replaced.
     """
     database_file(common.database_url)  # refuses a server before opening anything
     earlier = holds_backup(Path(destination))
@@ -64,8 +64,8 @@ def restore(
     dry_run
         Only check the backup.
     new_identity
-        Instead: make the database of --url, which other tools have copied or restored, and its copied ledger files in
-        --ledgers independent of the original's.
+        Restore nothing. Make a database that other tools have copied (--url) and its copied ledger files (--ledgers)
+        independent of the original.
     """
     if new_identity:
         _make_independent(common)

@@ -156,7 +156,9 @@ def _snapshots(backend: Backend) -> Iterator[Finding]:
         yield Finding(what, "absent", "not shown to this user", str(error))
         return
     for one in held or ():
-        remedy = "end it: the server keeps all rows that were changed since, and queues get slower"
+        remedy = (
+            "end this transaction: the server keeps all rows that were changed since it began, and queues get slower"
+        )
         yield Finding(what, "warning", str(one), remedy)
     if held == []:
         yield Finding(what, "ok", "none that is old", "")

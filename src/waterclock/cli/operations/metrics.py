@@ -33,7 +33,7 @@ def metrics(
     Parameters
     ----------
     listen
-        Address at which to serve them.
+        Address at which to serve the metrics.
     metrics_labels
         How many tables, topics and subscriptions have a label of their own; further ones share "other".
     """
@@ -50,7 +50,7 @@ def metrics(
     try:
         database = common.connect()
     except UnavailableError as error:
-        _log.warning("serving metrics without the database until it answers: %s", error)
+        _log.warning("serving metrics without those of the database until the database responds: %s", error)
         database = None
 
     def open_database() -> Database:

@@ -58,14 +58,14 @@ def dead_letter(
 ) -> int:
     """Move messages to the dead letters: those with the given ids, or at most 10,000 that match every filter.
 
-    Those that consumers have stay with them. Exit code 1 if a named message is unknown, acked, or with a consumer.
+    Messages that consumers have stay with them. Exit code 1 if a named message is unknown, acked, or with a consumer.
 
     Parameters
     ----------
     name
         The table.
     ids
-        Which messages; none with a filter.
+        The messages; omit them with a filter.
     reason
         Kept as dead_reason.
     group
@@ -97,7 +97,7 @@ def dead_letter(
         count = sum(table.dead_letter(part, reason) for part in parts)
         common.output.talk(f"moved {counted(count, 'message')} to the dead letters")
         if not is_complete:
-            common.output.talk("others may match, too: repeat the command until it moves none")
+            common.output.talk("more messages may match: repeat the command until it moves none")
         return 0
 
 

@@ -63,7 +63,7 @@ def add(
     cron
         When: minute, hour, day, month and weekday, for example "0 3 * * *", or @daily.
     timezone
-        Timezone of those hours, for example Europe/Berlin.
+        Time zone of these times, for example Europe/Berlin.
     catch_up
         Which missed ticks are put later: none, the last one, or all.
     within
@@ -75,7 +75,7 @@ def add(
     header
         name=text; may be given several times.
     priority
-        Higher ones are sent first.
+        Higher priorities are sent first.
     """
     with common.connect() as database:
         opened = database.table(table)

@@ -74,7 +74,7 @@ def add(
     payload
         The type of payloads.
     groups
-        sequenced: the messages of a group are handed out in order, to one consumer at a time; exclusive: and a group
+        sequenced: the messages of a group are handed out in order, to one consumer at a time; exclusive: a group also
         stays with its consumer.
     group_header
         The header that names a message's group.
@@ -197,19 +197,19 @@ def put(
     group
         Its group.
     priority
-        Higher ones are sent first.
+        Higher priorities are sent first.
     header
         name=text; may be given several times.
     expires
         The time after which it is not sent any more, with offset.
     unique
-        A key for which only one message may wait; if one does, its id is printed.
+        A key that only one waiting message may have. If a message with this key waits, its id is printed.
     unique_until
-        claimed (default): it keeps the key until a consumer gets it; done: until it is acked or dead.
+        claimed (default): a message keeps the key until a consumer gets it; done: until it is acked or dead.
     on_conflict
         existing (default): the waiting message is not changed; replace: it gets this payload and time.
     closes_group
-        Once it is acked, the exclusive group is released from its consumer.
+        Once the message is acked, the exclusive group is released from its consumer.
     column
         A value of a further column of the table, name=value; may be given several times.
     time_unit
@@ -263,7 +263,7 @@ def receive(
     limit
         At most this many; the table's batch size unless given.
     wait
-        How long to wait for the first one, for example 30s.
+        How long to wait for the first message, for example 30s.
     where
         An SQL condition, for example "region = 'eu' AND amount > 3".
     order
@@ -292,7 +292,7 @@ def peek(name: str, /, *, limit: int = 10, group: str | None = None, common: Com
     limit
         At most this many.
     group
-        Only messages of this group; an empty string selects messages without one.
+        Only messages of this group; an empty string selects messages without a group.
     """
     with common.connect() as database:
         found = database.table(name).peek(limit, group)
@@ -350,7 +350,7 @@ def retry(
     name
         The table.
     ids
-        Which messages; all that back off unless given.
+        The messages; all that back off unless given.
     at
         A time with offset; now unless given.
     """

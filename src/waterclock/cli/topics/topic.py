@@ -335,7 +335,8 @@ def read(
             outside += is_outside(message)
         if outside:
             output.talk(
-                f"{outside} of {printed} messages have {_article(by)} outside the range; --where-time filters by it"
+                f"{outside} of {printed} messages have {_article(by)} outside the range. To filter by this time, use"
+                " --where-time"
             )
         while follow:
             sys.stdout.flush()

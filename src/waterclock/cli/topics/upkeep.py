@@ -103,14 +103,14 @@ def truncate(name: str, before: str, /, *, force: bool = False, common: Common =
 
 
 def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
-    """Forget the producers whose names begin so, such as those of a stream that is gone for good.
+    """Forget the producers whose names begin with a text, such as the producers of a removed stream.
 
     Parameters
     ----------
     name
         The topic.
     producer
-        How their names begin; a stream on Spark has spark- and its query's id.
+        The beginning of their names; for a stream on Spark, spark- and the query's id.
     """
     from waterclock.topics.writing.producers import forget_producers
 
@@ -141,7 +141,7 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
         The topic.
     root
         Folder or URL. If it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
-        files are looked for and the place is written down. Otherwise they are copied there and compared.
+        files there are checked and the new place is recorded. Otherwise the files are copied there and compared.
     """
     from waterclock.topics.store.ledger_files import StoreError
     from waterclock.topics.topic import Topic
@@ -157,7 +157,8 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
             database.topic(name)
         except StoreError:
             common.output.complain(
-                f"warning: topic {name} is refused while --ledgers or WATERCLOCK_LEDGERS names another place. Unset it"
+                f"warning: topic {name} cannot be opened while --ledgers or WATERCLOCK_LEDGERS names another place."
+                " Omit the option, or unset the variable"
             )
     verb = "copied" if relocated.copied else "found"
     common.output.talk(

@@ -71,7 +71,7 @@ def parse_url(url: str) -> sa.URL:
             f"url must have one @, got {shown(url)!r}. Write an @ that belongs to the password as %40"
         )
     if not all(map(_is_port, _ports(parsed))):
-        raise InvalidArgumentError(f"url must have a port from 1 to {_LAST_PORT} or omit it, got {shown(url)!r}")
+        raise InvalidArgumentError(f"url must have a port from 1 to {_LAST_PORT} or no port, got {shown(url)!r}")
     if parsed.drivername in _DRIVERS:
         parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
     return parsed

@@ -225,7 +225,7 @@ class MariadbDialect(EngineDialect):
         if got != 1:
             raise UnavailableError(
                 f"another process has been migrating the catalogue for more than {_MIGRATION_LOCK_SECONDS} s. Check"
-                " whether it hangs, then try again"
+                " whether that process hangs, then try again"
             )
 
     def unlock_migrations(self, connection: sa.Connection) -> None:

@@ -275,7 +275,7 @@ def _check_encoding(connection: Any, _record: Any) -> None:
     if encoding != "UTF8":
         raise UnavailableError(
             f"cannot use database {quoted(connection.info.dbname)}: its encoding {encoding} cannot store all of"
-            " Unicode. Create it with ENCODING 'UTF8'"
+            " Unicode. Create a database with ENCODING 'UTF8'"
         )
 
 

@@ -80,8 +80,8 @@ class SqliteDialect(EngineDialect):
         unknown = [name for name in url.query if name not in _OPTIONS]
         if unknown and "uri" not in url.query:
             raise InvalidArgumentError(
-                f"Python's sqlite3 has no option named {quoted(unknown[0])} (in {shown(url)!r}); omit it, or add"
-                " uri=true if it is an option of SQLite"
+                f"Python's sqlite3 has no option named {quoted(unknown[0])} (in {shown(url)!r}); omit the option, or"
+                " add uri=true if it is an option of SQLite"
             )
         engine = sa.create_engine(url, connect_args={"timeout": _PATIENCE, "check_same_thread": False})
         open_also_read_only(engine)

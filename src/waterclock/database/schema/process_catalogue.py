@@ -1,4 +1,4 @@
-"""The catalogue of processes that ingest or batch: their progress, for the pages."""
+"""The catalogue of processes that ingest or batch: their progress, for the web pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""librdkafka's consumer as an ingest uses it, and a cluster's description of its topics."""
+"""Creates librdkafka's consumer for an ingest, and looks up the topics of a cluster."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class KafkaIngest:
             plan = read()
             topics = plan.open_topics(self._database)
         except Exception as error:  # noqa: BLE001  # a mistake in the file must not end the running ingest
-            self._say("not_reloaded", f"goes on as before: {error}", warns=True)
+            self._say("not_reloaded", f"the ingest keeps its former rules: {error}", warns=True)
             return None
         is_other = replace(plan, rules=self._plan.rules, start=self._plan.start) != self._plan
         self._plan = replace(self._plan, rules=plan.rules)
@@ -228,7 +228,7 @@ class KafkaIngest:
         if is_first and not usable:
             raise ClusterRefusedError(
                 f"cannot read any of the topics from cluster {self._plan.cluster.servers}. Grant this client READ and"
-                " DESCRIBE on them"
+                " DESCRIBE on these topics"
             )
         if self._plan.cluster.group is not None and usable != self._subscribed:
             self._subscribed = usable
@@ -243,7 +243,11 @@ class KafkaIngest:
         reason = {UNAUTHORISED: "this client may not read it", UNKNOWN: "it does not exist any more"}.get(
             code, f"error {code}"
         )
-        self._say("topic_dropped", f"topic {name} is left out: {reason}. It is looked for again", warns=True)
+        self._say(
+            "topic_dropped",
+            f"Kafka topic {name} is left out: {reason}. The ingest will look for this topic again",
+            warns=True,
+        )
 
     def _assigned(self, consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
         consumer.incremental_assign([])  # opened later, each at its own offset
@@ -286,7 +290,7 @@ class KafkaIngest:
         if is_refusal(error):
             raise ClusterRefusedError(f"cluster {self._plan.cluster.servers} refused this client: {text_of(error)}")
         if code in _DOWN:
-            self._note_connected(False, f"cluster {self._plan.cluster.servers} does not answer: {text_of(error)}")
+            self._note_connected(False, f"cluster {self._plan.cluster.servers} does not respond: {text_of(error)}")
         elif partition is None:
             self._look_at = min(self._look_at, moments.monotonic() + 1.0)
         elif code == KafkaError._PARTITION_EOF:  # noqa: SLF001  # named so by confluent_kafka
@@ -330,18 +334,22 @@ class KafkaIngest:
             self._partitions.skip_to(partition, at)
             return
         if at > high:
-            text = f"{partition.name} ends at offset {high}, but {at} comes next: the brokers lost what followed"
+            text = f"{partition.name} ends at offset {high}, but {at} comes next: the brokers lost later records"
         else:
-            text = f"offsets {at} to {low - 1} of {partition.name} are gone from the brokers, and were not appended"
+            text = f"offsets {at} to {low - 1} of {partition.name} were deleted by the brokers, and were not appended"
         facts: dict[str, object] = {"partition": partition.place[1], "kafka_topic": partition.place[0]}
         facts |= {"lost_from": min(at, high), "lost_to": max(at, low) - 1}
         if self._plan.lost == "skip" and at < low:
-            self._say("records_lost", f"{text}. They are skipped", facts=facts, warns=True)
+            self._say("records_lost", f"{text}. The ingest skips these records", facts=facts, warns=True)
             skipped = Record(*partition.place, low - 1, None)
             self._alignment.add(Arrived(partition, skipped, is_end=True), moments.monotonic())
             self._partitions.skip_to(partition, low)
             return
-        remedy = "Start it again with lost = skip to go on behind them" if at < low else "Is it the right cluster?"
+        remedy = (
+            "To continue after these records, start the ingest with lost = skip"
+            if at < low
+            else "Is this the right cluster?"
+        )
         self._say("records_lost", f"{text}. This partition is stopped. {remedy}", facts=facts, warns=True)
         self._partitions.stop(partition)
 

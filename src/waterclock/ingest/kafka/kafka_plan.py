@@ -64,7 +64,7 @@ class KafkaCluster:
                 f"url must be kafka://HOST or kafka://HOST,HOST, and each HOST may end in :PORT, got {shown(url)!r}"
             )
         if group == "":
-            raise InvalidArgumentError("group must not be empty; omit it to read all partitions")
+            raise InvalidArgumentError("group must not be empty. To read all partitions, omit group")
         if ours := sorted(OURS & set(properties or {})):
             raise InvalidArgumentError(f"property {ours[0]} must be omitted, because waterclock sets it")
         written = [each if re.search(r":[0-9]+$", each) else f"{each}:{_PORT}" for each in servers]

@@ -72,6 +72,7 @@ def _asked(plan: KafkaPlan) -> ClusterFacts:
             raise NotFoundError(f"no Kafka topic named {quoted(name)}")
         if topic.error is not None:
             raise ClusterRefusedError(
-                f"cannot read Kafka topic {quoted(name)}: this client is not authorised. Grant it READ and DESCRIBE"
+                f"cannot read Kafka topic {quoted(name)}: this client is not authorised. Grant this client READ and"
+                " DESCRIBE"
             )
     return facts

@@ -269,7 +269,11 @@ class FileIngest:
 
     def _next(self, file: _Followed, opened: OpenedFile, *, complete: bool) -> Piece | None:
         if not opened.still_holds(file.position):
-            self._tell(Event("truncated", f"{file.path}: its content was replaced, and is read from the beginning"))
+            self._tell(
+                Event(
+                    "truncated", f"{file.path}: its content was replaced. The ingest reads the file from the beginning"
+                )
+            )
             self.progress.bytes -= file.position.offset
             file.position = FilePosition()
         piece = opened.read(file.position, complete=complete)
@@ -283,7 +287,7 @@ class FileIngest:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         if FileKey.of(os.fstat(descriptor)) != file.key:
             os.close(descriptor)
-            raise InvalidArgumentError("was replaced while being opened")
+            raise InvalidArgumentError("the file was replaced while it was being opened")
         file.descriptor = descriptor
         file.opened = open_file(descriptor, file.path, self._plan.line_format, self._plan.most_payload)
         return file.opened
@@ -348,7 +352,7 @@ class FileIngest:
     def _tell_away(self, error: UnavailableError) -> None:
         if not self.progress.is_database_away:
             self.progress.is_database_away = True
-            self._tell(Event("database_away", f"cannot append, and tries again: {error}", is_warning=True))
+            self._tell(Event("database_away", f"cannot append messages, retrying: {error}", is_warning=True))
 
     def _tell_back(self) -> None:
         if self.progress.is_database_away:

@@ -93,7 +93,9 @@ class FileRows:
         new = {"new_path": _as_text(path), **{f"new_{name}": value for name, value in position._asdict().items()}}
         values = {**self._key(key), **new, "new_seen_at": now, "mine": self._owner}
         if connection.execute(_WRITE, values).rowcount != 1:
-            raise LeaseLostError(f"cannot append {path}: another process is ingesting it. Stop one of them")
+            raise LeaseLostError(
+                f"cannot append {path}: another process is ingesting this file. Stop one of the processes"
+            )
 
     def _take_known(self, connection: sa.Connection, key: FileKey) -> FilePosition | None:
         found = connection.execute(_READ, self._key(key)).one_or_none()

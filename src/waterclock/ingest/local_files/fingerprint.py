@@ -32,7 +32,7 @@ class FileKey(NamedTuple):
     def of(cls, status: os.stat_result) -> FileKey:
         """Return the key of a file; InvalidArgumentError for a folder, pipe or device."""
         if not stat.S_ISREG(status.st_mode):
-            raise InvalidArgumentError("is not a regular file")
+            raise InvalidArgumentError("it is not a regular file")
         return cls(_signed(status.st_dev), _signed(status.st_ino))
 
 

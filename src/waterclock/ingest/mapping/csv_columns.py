@@ -115,7 +115,7 @@ class CsvColumns:
         try:
             rows = list(csv.reader([line.decode()], delimiter=self._options.delimiter, strict=True))
         except UnicodeDecodeError as error:
-            raise InvalidArgumentError(f"is not UTF-8: {error}") from None
+            raise InvalidArgumentError(f"the row must be UTF-8: {error}") from None
         except csv.Error as error:
-            raise InvalidArgumentError(f"is not CSV: {error}") from None
+            raise InvalidArgumentError(f"the row must be CSV: {error}") from None
         return rows[0] if rows else []

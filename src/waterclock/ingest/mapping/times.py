@@ -77,5 +77,6 @@ def _in_range(ns: int, text: str, unit: TimeUnit) -> int:
 
 def _out_of_range(text: str, unit: TimeUnit) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"time must be between 1677-09-21 and 2262-04-11, got {quoted(text)} in {unit}. Does it have another unit?"
+        f"time must be between 1677-09-21 and 2262-04-11, got {quoted(text)} in {unit}. Does the time have another"
+        " unit?"
     )

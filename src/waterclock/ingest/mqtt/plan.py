@@ -28,7 +28,7 @@ class IngestPlan:
         if self.broker.connections > 1 and unshared:
             raise InvalidArgumentError(
                 f"connections must be 1 unless every filter is shared, got {self.broker.connections} and the filter"
-                f" {quoted(unshared[0])}. Write it as $share/NAME/{unshared[0]}"
+                f" {quoted(unshared[0])}. Write the filter as $share/NAME/{unshared[0]}"
             )
         filters = [rule.filter for rule in self.rules]
         if twice := next((each for each in filters if filters.count(each) > 1), None):

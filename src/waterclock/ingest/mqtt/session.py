@@ -177,7 +177,7 @@ class BrokerSession:
         shared = self._shared
         shared.progress.connected -= 1
         if connection.is_overfull:
-            self._tell("disconnected", "connects again, so that the broker sends messages that did not fit")
+            self._tell("disconnected", "connecting again, so that the broker sends the messages that did not fit")
             return
         self._tell_away(f"connection to {shared.broker.place} ended: {connection.end}")
         if connection.is_taken_over:
@@ -216,7 +216,7 @@ class BrokerSession:
             return False
         self._tell(
             "no_room",
-            f"{len(self._shared.inbox):,} messages wait for the database; the broker keeps those that follow",
+            f"{len(self._shared.inbox):,} messages wait for the database; the broker keeps later messages",
             is_warning=True,
         )
         return False
@@ -230,8 +230,8 @@ class BrokerSession:
             self._shared.progress.broker_dropped += lost
             self._tell(
                 "broker_dropped",
-                f"broker {self._shared.broker.place} dropped {lost:,} messages for its clients since it said so last:"
-                " raise its queue limit (max_queued_messages), or stay away for less long",
+                f"broker {self._shared.broker.place} dropped {lost:,} messages for its clients since its last report."
+                " Raise its queue limit (max_queued_messages), or disconnect for shorter times",
                 is_warning=True,
                 messages=lost,
             )

@@ -241,7 +241,7 @@ def _ended(request: Request, act: Act, body: DeliveriesBody, deliveries: list[De
     lost = [handle for handle, one in zip(body.deliveries, deliveries, strict=True) if one.lost]
     if not lost:
         return {"ended": act.rows}
-    text = "leases were lost: the messages were redelivered, acked or rescheduled. The others are done"
+    text = "leases were lost: the messages were redelivered, acked or rescheduled. The other messages are done"
     return JSONResponse({"error": "lease_lost", "message": text, "lost": lost, "ended": act.rows}, 409)
 
 

@@ -31,7 +31,7 @@ async def _fields(request: Request) -> dict[str, str]:
         raise HTTPException(400, f"the form must be URL-encoded UTF-8 of at most {_MOST_FIELDS} fields") from None
     given = fields.pop(_FIELD, "")
     if not hmac.compare_digest(given.encode(), form_token(request).encode()):
-        raise HTTPException(400, "the form is out of date. Load its page again, and send it from there")
+        raise HTTPException(400, "the form is out of date. Load the page again, and send the form from there")
     return fields
 
 

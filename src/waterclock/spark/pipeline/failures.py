@@ -57,7 +57,7 @@ _REMEDIES = (
     ),
     (
         re.compile(r"(STATE_STORE|STATEFUL_PROCESSOR|CHECKPOINT|STREAMING_STATEFUL_OPERATOR|OFFSET_LOG)\w*"),
-        "the checkpoint was written by another version or another pipeline: start with a new one",
+        "the checkpoint was written by another version or another pipeline: start with a new checkpoint",
     ),
 )
 """Remedies by parts of errors' texts; the first that fits."""

@@ -77,11 +77,11 @@ class PipelineRun:
         if self.replay is not None:
             why = "another replay of this range has begun. Replay a range only once at a time"
         elif latest is not None:
-            why = "another run has taken over its checkpoint. Run a pipeline only once at a time"
+            why = "another run has taken over the checkpoint. Run a pipeline only once at a time"
         else:
             why = (
-                "its checkpoint was deleted. Restore it, or start with a new checkpoint, and with another place for"
-                " each output that is not a message table"
+                "its checkpoint was deleted. Restore the checkpoint, or start with a new checkpoint, and with another"
+                " place for each output that is not a message table"
             )
         raise PipelineError(f"cannot write for pipeline {quoted(self.pipeline)}: {why}")
 

@@ -178,7 +178,8 @@ def _pipeline(
         output = _output(written, source)
         if any(output.name == other.name and output.kind == other.kind for other in outputs):
             raise written.wrong(
-                output.kind, f"output names must be unique, got {quoted(output.name)} twice. Name this one: name = …"
+                output.kind,
+                f"output names must be unique, got {quoted(output.name)} twice. Add a name to this output: name = …",
             )
         outputs.append(output)
     run = table("run")

@@ -44,7 +44,7 @@ def check_places(pipeline: Pipeline) -> None:
             topic = database.topic(output.target)
             if (info := topic.info).max_ahead is not None and info.on_ahead == "reject":
                 raise InvalidArgumentError(
-                    f"cannot write rejected messages to topic {quoted(output.target)}: its max_ahead may"
+                    f"cannot write rejected messages to topic {quoted(output.target)}: its option max_ahead may"
                     ' refuse them. Choose a topic without max_ahead, or with on_ahead="keep"'
                 )
             if topic.storage.origin == read:

@@ -55,7 +55,7 @@ def message_columns(df: DataFrame, *further: Column) -> DataFrame:
         if not isinstance(kind, IntegralType):
             raise InvalidArgumentError(
                 f"df: column {name!r} must be {POSITION[name].lower()} as part of the position, got"
-                f" {kind.simpleString()}. If the column means something else, rename it"
+                f" {kind.simpleString()}. If the column means something else, rename the column"
             )
     names = (*TEXTS, *TIMES, *POSITION) if positioned else (*TEXTS, *TIMES)
     place = _place(found, positioned=positioned)
@@ -95,7 +95,7 @@ def _field(df: DataFrame, name: str) -> StructField | None:
     alike = [field for field in df.schema if field.name.lower() == name]
     if len(alike) > 1:
         named = ", ".join(repr(field.name) for field in alike)
-        raise InvalidArgumentError(f"df must have one column {name!r}, got {named}. Drop or rename all but one")
+        raise InvalidArgumentError(f"df must have one column {name!r}, got {named}. Drop or rename the other columns")
     return alike[0] if alike else None
 
 

@@ -5,7 +5,7 @@ counts the messages before the position, so that the difference of two offsets i
 topic's origin: a later topic of that name has another origin, and refuses the checkpoint. The start of a stream is
 recorded as it was requested (``{"position": "earliest"}``, ``{"event_time": …}``), without an ordinal, and looked up
 when needed: Spark asks again when it repeats the first micro-batch, and has to get the same answer from a topic that
-has grown. A query whose topic is empty gets that answer as the end of its first micro-batch, too.
+has grown. If the topic is empty, the end of the first micro-batch also records the start in this form.
 
 A start that depends on the time (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once: the first
 micro-batch has no messages, and its end is the position found. For any other start, the end of the first micro-batch
@@ -186,7 +186,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if self._options.fail_on_data_loss:
             raise NotFoundError(
-                f"{text}. To continue there, set the option failOnDataLoss to false (in a pipeline's file:"
+                f"{text}. To continue at that position, set the option failOnDataLoss to false (in a pipeline's file:"
                 " fail_on_data_loss in [source]). In future, keep messages longer"
             )
         _log.warning("%s; the stream continues at that position", text)

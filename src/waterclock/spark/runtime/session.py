@@ -174,7 +174,7 @@ def _logging(log: Path | None) -> str:
 def _java() -> Java:
     java = find_java()
     for reason in java.passed_over:
-        _log.warning("skipped %s, which cannot run Spark; using %s", reason, java)
+        _log.warning("skipped a Java that cannot run Spark: %s; using %s", reason, java)
     return java
 
 

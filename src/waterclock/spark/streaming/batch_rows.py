@@ -197,7 +197,7 @@ def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) 
         )
         raise InvalidArgumentError(
             f"payloads must name the topic that the rows were read from: at {place} topic"
-            f" {quoted(payloads.topic.name)} has a message of source {there}, and the rows have one of source"
+            f" {quoted(payloads.topic.name)} has a message of source {there}, and the rows have a message of source"
             f" {here}. Payloads of changed rows cannot be read"
         )
     return found

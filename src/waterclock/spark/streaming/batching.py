@@ -369,7 +369,9 @@ def _buckets(df: DataFrame, wanted: int | None) -> int:
     read_with = buckets_of(df.schema)
     buckets = checked_buckets(wanted if wanted is not None else read_with or BUCKETS)
     if read_with is not None and read_with != buckets:
-        raise InvalidArgumentError(f"buckets must be set in one place only, got {buckets} here and {read_with} in df")
+        raise InvalidArgumentError(
+            f"buckets must be set in one place only, got {buckets} in this call and {read_with} in df"
+        )
     return buckets
 
 
@@ -473,7 +475,7 @@ def _numbered(df: DataFrame, id_of: str | Column) -> DataFrame:
         read_with = id_header_of(df.schema)
         if isinstance(id_of, Column) or read_with != id_of:
             raise InvalidArgumentError(
-                f"id_of must be the option idOf with which df was read, got {quoted(id_of)} here and"
+                f"id_of must be the option idOf with which df was read, got {quoted(id_of)} in this call and"
                 f" {quoted(read_with)} in df"
             )
         return df

@@ -83,7 +83,7 @@ def adopt(
     def adopt_table(connection: sa.Connection) -> None:
         inspector = sa.inspect(connection)
         if not inspector.has_table(name):
-            raise NotFoundError(f"no SQL table named {name!r} to adopt; omit adopt to create it")
+            raise NotFoundError(f"no SQL table named {name!r} to adopt. To create the table, omit adopt")
         found = {column["name"]: column for column in inspector.get_columns(name)}
         _check(backend, inspector, name, found, options)
         _check_ids(connection, name)

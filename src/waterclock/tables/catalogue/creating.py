@@ -233,6 +233,6 @@ def days_of(dialect: TableDialect, name: str, options: TableOptions) -> Days | N
     if len(name) > LONGEST_NAME:
         raise InvalidArgumentError(
             f"name must have at most {LONGEST_NAME} characters for a table with partitions, because the names of"
-            f" partitions begin with it, got {quoted(name)}"
+            f" partitions begin with the table's name, got {quoted(name)}"
         )
     return dialect.days

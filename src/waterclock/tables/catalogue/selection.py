@@ -65,12 +65,12 @@ class Selection:
     def _bind(self, context: TableContext) -> Bound:
         if context.options.groups:
             raise InvalidArgumentError(
-                f"cannot use where or order with {context.name!r}: they would break the order of its groups. Put"
-                " messages to select or sort into a table without groups"
+                f"cannot use where or order with table {context.name!r}, because that would break the order of its"
+                " groups. Put messages to select or sort into a table without groups"
             )
         if self._keys and context.options.turns_by is not None:
             raise InvalidArgumentError(
-                f"cannot use order with {context.name!r}: limit, rate or fair_by already sets the order. Use"
+                f"cannot use order with table {context.name!r}: limit, rate or fair_by already sets the order. Use"
                 " priorities, or a table without these options"
             )
         rows = context.rows

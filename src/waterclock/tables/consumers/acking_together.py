@@ -30,8 +30,8 @@ def ack_together(context: TableContext, callers: CallerConnections, given: Seque
     if lost:
         names = ", ".join(dict.fromkeys(repr(one.id) for one in deliveries if one.leased in lost))
         raise LeaseLostError(
-            f"cannot ack {names} of table {context.name!r}: their leases ended, or they were acked, rescheduled or"
-            f" given back. The other {count} are acked"
+            f"cannot ack {names} of table {context.name!r}: the leases ended, or the messages were acked, rescheduled"
+            f" or given back. The other {count} are acked"
         )
     return count
 

@@ -75,7 +75,8 @@ class ConsumerPurge:
         except ForbiddenError:
             if kind not in self._later:
                 _log.info(
-                    "consumer %s lacks the privilege to %s messages of table %r and leaves that to other consumers",
+                    "consumer %s lacks the privilege to %s messages of table %r and leaves this work to other"
+                    " consumers",
                     self._consumer,
                     "expire" if kind is expire_some else "delete",
                     context.name,

@@ -239,8 +239,8 @@ def _refuse(context: TableContext, connection: SqlConnection, name: str, seq: in
         rows = context.rows
         refused = connection.execute(sa.select(rows.c.id).where(rows.c.seq == seq)).scalar()
         raise OrderError(
-            f"message {refused!r} of group {quoted(name)} cannot be acked before"
-            f" {blocking!r}. Ack that message first, or both together",
+            f"cannot ack message {refused!r} of group {quoted(name)} before message {blocking!r}. Ack message"
+            f" {blocking!r} first, or both messages together",
             blocking,
         )
 

@@ -1,7 +1,7 @@
 """The rate limit of each key over all consumers, by the database's clock.
 
-Its state is in the rows of the key. A claim reads and writes it only while it owns the key, so exactly the claimed
-messages count, and if the process dies, the rollback frees their share.
+The state of a limit is in the rows of its key. A claim reads and writes this state only while it owns the key. So
+exactly the claimed messages count, and if the process dies, the rollback frees their share.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ postpone a row to the due time of its first message, and delete a row that has n
 No statement waits for a row's lock.
 
 A row has a time before which none of its routed messages is due (``first_at``). Searches for messages of the key begin
-there, behind the index entries of finished messages. Only a process that has locked the row changes this time. It is
-exact: all messages that may be due earlier are unrouted, and the process that routes them lowers it.
+there, behind the index entries of finished messages. Only a process that has locked the row changes this time. The time
+is exact: all messages that may be due earlier are unrouted, and the process that routes them lowers the time.
 
 Between two other times of the row (``gap_from``, ``gap_to``) none of its routed messages is due. A claim that took all
 due messages puts the row off until the end of this gap. It need not search the gap, which is full of the ends of leases

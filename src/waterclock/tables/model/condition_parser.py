@@ -242,7 +242,7 @@ class _Parser:
         if match is None or match.lastgroup is None:
             at = self._at + len(self._text[self._at :]) - len(self._text[self._at :].lstrip())
             if self._text[at] in "'\"":
-                refuse(self._name, self._text, at, f"this {self._text[at]} is never closed, or encloses nothing")
+                refuse(self._name, self._text, at, f"this {self._text[at]} is not closed, or encloses nothing")
             refuse(self._name, self._text, at, f"unexpected character {self._text[at]!r}")
         kind = match.lastgroup
         self._at = match.end()

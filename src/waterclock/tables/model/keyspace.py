@@ -121,7 +121,7 @@ def choose(ranges: Iterable[KeyRange], shard: str | None, key_range: str | None)
     if not chosen:
         named = "shard" if shard is not None else "key_range"
         raise InvalidArgumentError(
-            f"{named} must be exactly the range of a shard{'' if shard is not None else ' or of neighbouring ones'},"
+            f"{named} must be exactly the range of a shard{'' if shard is not None else ' or of neighbouring shards'},"
             f" got {quoted(shard if shard is not None else key_range)}; the shards are"
             f" {', '.join(map(str, ordered))}"
         )

@@ -133,8 +133,8 @@ def _rate(value: object, name: str) -> dict[str, str]:
     found = Rate.parse(text) if isinstance(text, str) else None
     if found is None or not _LEAST_RATE <= found.per_second <= _GREATEST_RATE:
         raise InvalidArgumentError(
-            f"{name}: the rate of {quoted(key)} must be a text such as '10/s', '600/m', '5/h' or '100/d', or messages"
-            f" per second, from {_LEAST_RATE:g} to {_GREATEST_RATE:g} per second, got {quoted(rate)}"
+            f"{name}: the rate of {quoted(key)} must be {_LEAST_RATE:g} to {_GREATEST_RATE:g} messages per second, as a"
+            f" number or a text such as '10/s', '600/m', '5/h' or '100/d', got {quoted(rate)}"
         )
     return {check_key_name(key, name): cast("str", text)}
 
@@ -363,7 +363,7 @@ class TableOptions:
         options._check_key()
         if options.on_expired == "dead_letter" and options.max_attempts is None and options.dead_letter is None:
             raise InvalidArgumentError(
-                "on_expired='dead_letter' needs a dead-letter table; name one with dead_letter=…, or set max_attempts"
+                "on_expired='dead_letter' needs a dead-letter table. Set dead_letter or max_attempts"
             )
         if options.max_backoff is not None and options.max_backoff < options.backoff.base:
             shortest = "ack_wait" if options.min_backoff is None else "min_backoff"

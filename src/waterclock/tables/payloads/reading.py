@@ -197,7 +197,7 @@ def _read_member(of: tuple[Any, ...], value: Any, where: str) -> Any:
         # Other programs may omit the field that distinguishes the members.
         if not is_same(read, again):
             names = f"{type_name(first)} and {type_name(other)}"
-            raise MisfitError(_at(where, f"{quoted(value)} could be {names}; it is ambiguous"))
+            raise MisfitError(_at(where, f"is ambiguous: {quoted(value)} could be {names}"))
     return read
 
 

@@ -478,7 +478,7 @@ class ShardedTable:
         where = self._shard_of(message_id)
         return InvalidArgumentError(
             f"connection must be to shard {where.name}, which message {quoted(message_id)} of {self.name!r} belongs to,"
-            f" got one to shard {home.name}"
+            f" got a connection to shard {home.name}"
         )
 
     def _each(self, by_shard: Mapping[Shard, _Part], work: Callable[[MessageTable, _Part], _T], verb: str) -> list[_T]:

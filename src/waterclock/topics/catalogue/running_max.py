@@ -1,4 +1,4 @@
-"""Running maxima across ledgers: raised if a ledger has a larger time, lowered if one is deleted.
+"""Running maxima across ledgers: raised if a ledger has a larger time, lowered if a ledger is deleted.
 
 A search for a time descends through them, so they must never be too low, and never fall from one ledger to the next. A
 running maximum that is too high, because its ledger was deleted, only slows a search down: the search begins at an

@@ -95,7 +95,7 @@ def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int
     closed = row is not None and row["state"] == "closed"
     if not closed and ledger != counter.ledger:
         raise InvalidArgumentError(
-            f"ledger must be a ledger with missing entries, got {ledger} of topic {storage.name!r}"
+            f"ledger must name a ledger with missing entries, got {ledger} in topic {storage.name!r}"
         )
     count = row["entries"] if row is not None else counter.entries
     if wrong := [number for number in numbers if not 0 <= number < count]:

@@ -169,16 +169,16 @@ class ProducerState:
         unknown = self.covered[0].last if self.covered and self.covered[0].first is None else None
         if unknown is not None and append.first <= unknown and not self._meets_recent(append):
             return (
-                f"{_numbers(append)} are older than the remembered appends of the producer, which end at"
-                f" {self.last}, so the topic may or may not hold them. Read the topic, and append missing"
-                f" messages with numbers after {self.last}, or as another producer"
+                f"{_numbers(append)} are older than the remembered appends of the producer, which end at {self.last},"
+                " so the topic may or may not hold these messages. Read the topic, and append missing messages with"
+                f" numbers after {self.last}, or as another producer"
             )
         if not any(
             each.first is None or (append.first <= each.last and append.last >= each.first) for each in self.covered
         ):
             return (
-                f"{_numbers(append)} were never appended, and the producer has appended up to {self.last}."
-                f" Append them with numbers after {self.last}, or as another producer"
+                f"{_numbers(append)} were never appended, and the producer has appended up to {self.last}. Append these"
+                f" messages with numbers after {self.last}, or as another producer"
             )
         return (
             f"{_numbers(append)} overlap earlier appends of the producer, which end at {self.last}. Repeat an"

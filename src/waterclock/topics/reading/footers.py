@@ -123,7 +123,7 @@ def _tail(file: pa.NativeFile, size: int, length: int) -> bytes:
 
 def _parsed(data: bytes, expected: int, name: str) -> pq.FileMetaData:
     if footer_checksum(data) != expected:
-        raise DamagedError(f"{name} is corrupt: it does not match its checksum")
+        raise DamagedError(f"{name} is corrupt: the bytes do not match their checksum")
     try:
         return pq.read_metadata(pa.BufferReader(data))
     except (pa.ArrowException, OSError, ValueError) as error:

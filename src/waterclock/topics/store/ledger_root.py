@@ -38,8 +38,8 @@ class LedgerRoot(NamedTuple):
         root = self.default if self.root is None else self.root
         if root is None:
             raise InvalidArgumentError(
-                "ledgers must be given: sealed ledgers of a database on a server need a folder or a URL that"
-                f" every user of {backend.name} can reach"
+                f"ledgers is missing. Name a folder or a URL for the ledger files that every user of {backend.name} can"
+                " reach"
             )
         from waterclock.topics.store.ledger_files import LedgerFiles
 

@@ -52,10 +52,10 @@ def absolute(root: str) -> str:
         return f"{scheme}://{rest}"
     found = _MISTYPED.match(root)
     if found and (found[2] or found[1].lower() in (*_OF_PYARROW, *_OTHER_SPELLINGS)):
-        remedy = "Give the folder /dbfs/… or /Volumes/…" if found[1].lower() == "dbfs" else "A URL has two slashes"
+        remedy = "Pass the folder /dbfs/… or /Volumes/…" if found[1].lower() == "dbfs" else "A URL has two slashes"
         raise InvalidArgumentError(
-            f"ledgers must be a URL or a folder, got {without_secrets(root)!r}. {remedy}; for a folder, prefix it"
-            " with ./"
+            f"ledgers must be a URL or a folder, got {without_secrets(root)!r}. {remedy}. For a folder, write ./ before"
+            " its name"
         )
     path = Path(_path_of_file_url(root) if root.lower().startswith("file:/") else root).expanduser()
     # A link is kept, since its target may change; only ".." must be resolved along it.
@@ -113,8 +113,8 @@ def opened(root: str) -> tuple[fs.FileSystem, str]:
     except OSError as error:
         if "libjvm" in str(error) or "libhdfs" in str(error):
             raise InvalidArgumentError(
-                f"cannot use ledgers {without_secrets(root)!r} without Java and Hadoop's libhdfs. Install"
-                " them, and set JAVA_HOME and HADOOP_HOME"
+                f"cannot use ledgers {without_secrets(root)!r} without Java and Hadoop's libhdfs. Install both, and set"
+                " JAVA_HOME and HADOOP_HOME"
             ) from None
         raise UnavailableError(f"cannot reach {without_secrets(root)}: {first_line(error, root)}") from None
     return _of_fsspec(root, scheme)
@@ -202,7 +202,7 @@ def _of_fsspec(root: str, scheme: str) -> tuple[fs.FileSystem, str]:
         from fsspec.core import url_to_fs  # noqa: PLC0415  # its users have it, others do not need it
     except ImportError:
         raise InvalidArgumentError(
-            f"ledgers must name a filesystem that pyarrow knows, got {without_secrets(root)!r}. For others,"
+            f"ledgers must name a filesystem that pyarrow knows, got {without_secrets(root)!r}. For other filesystems,"
             f" install fsspec and its library for {scheme}"
         ) from None
     try:

@@ -184,7 +184,8 @@ def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> 
     for facts in wanted:
         if sum(group.messages + group.skipped for group in facts.row_groups) > facts.messages:
             raise DamagedError(
-                f"it lists {counted(facts.messages, 'message')} for ledger {facts.ledger}, but holds more"
+                f"the file lists {counted(facts.messages, 'message')} for ledger {facts.ledger}, but holds more"
+                " messages"
             )
     pieces = [(facts, at, group) for facts in wanted for at, group in enumerate(facts.row_groups)]
     table, read = None, -1

@@ -37,7 +37,7 @@ def check_file(storage: Storage, path: str, numbers: Sequence[int], *, deep: boo
         size = storage.files.size(path)
     except LostFileError:
         still = [row for row in rows if path_now(storage, row["ledger"]) == path]
-        text = f"the file {name} is gone"
+        text = f"the file {name} is missing"
         return CheckedFile(
             [Fault("missing file", text, row["ledger"], None, row["messages"], name) for row in still], 0
         )
@@ -46,7 +46,7 @@ def check_file(storage: Storage, path: str, numbers: Sequence[int], *, deep: boo
             [Fault("damaged", str(error), row["ledger"], None, row["messages"], name) for row in rows], 0
         )
     if size != rows[0]["file_bytes"]:
-        text = f"the file {name} has {size} bytes, {rows[0]['file_bytes']} were written"
+        text = f"the file {name} has {size} bytes instead of {rows[0]['file_bytes']}"
         return CheckedFile([Fault("damaged", text, row["ledger"], None, row["messages"], name) for row in rows], 0)
     faults = list(_check_footer(storage, rows, name))
     opened: list[tuple[sa.RowMapping, SealedLedger]] = []
@@ -102,7 +102,7 @@ def _check_groups(row: Mapping[Any, Any], groups: Sequence[RowGroup], name: str)
     """Compare the catalogue's row groups with its ledger."""
     counted = sum(group.messages + group.skipped for group in groups)
     if counted > row["messages"]:
-        text = f"the row groups of ledger {row['ledger']} hold {counted} messages, it has {row['messages']}"
+        text = f"the row groups of ledger {row['ledger']} hold {counted} messages instead of {row['messages']}"
         yield Fault("catalogue", text, row["ledger"], file=name)
     known = Bounds.of_row(row)  # pyright: ignore[reportArgumentType]  # a mapping of the same names
     if known is not None and bounds_of(groups) != known:

@@ -38,8 +38,8 @@ def _end(message_id: Any, error: BaseException | None) -> None:
     code = error.code if isinstance(error, SystemExit) else _FAILED
     if not isinstance(error, SystemExit):
         _log.error(
-            "the handler of message %r forked, and the fork returned from the handler, so it was ended. End forks with"
-            " os._exit, or use multiprocessing",
+            "the handler of message %r forked, and the forked process returned from the handler, so that process was"
+            " ended. End forks with os._exit, or use multiprocessing",
             message_id,
             exc_info=error,
         )

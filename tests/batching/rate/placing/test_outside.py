@@ -139,7 +139,7 @@ def test_a_stream_whose_clock_is_ahead_is_told_to_correct_it() -> None:
     watch = OutsideWatch()
     for _ in range(STEADY):
         watch.note(window(5.0))
-    with pytest.warns(OutsideWindowWarning, match="ahead of the windows .* correct the clock"):
+    with pytest.warns(OutsideWindowWarning, match="ahead of the windows .* Correct its clock"):
         watch.warn()
 
 

@@ -476,5 +476,5 @@ def _plain(values: npt.NDArray[Any], name: str) -> Ints:
             f"{name} must be an array of integers (times: int64 nanoseconds since the epoch, UTC), got {given.dtype}"
         )
     if given.dtype == np.uint64 and given.max(initial=0) > MAX_NS:
-        raise InvalidArgumentError(f"{name} must fit in 64 bits, got {given.max()}. Are they nanoseconds?")
+        raise InvalidArgumentError(f"{name} must fit in 64 bits, got {given.max()}. Are the values nanoseconds?")
     return np.require(given.astype(np.int64, copy=False), requirements=["C", "A"])

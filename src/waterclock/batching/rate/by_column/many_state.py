@@ -53,7 +53,7 @@ def from_arrays(
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(numbers) != total:
-        raise ValueError(f"expected arrays of {total} bytes")
+        raise ValueError(f"the state must have arrays of {total} bytes")
     parts = np.split(np.frombuffer(numbers, np.int64), np.cumsum(sizes)[:-1])
     rows, facts, elsewhere, runs, tracks, rings, pairs, waits_for, *clocks = parts
     rules.track_bounds = np.concatenate([[0], np.cumsum(rows)])
@@ -74,7 +74,7 @@ def from_arrays(
     rules.waits_for = waits_for.astype(np.int32)
     rules.kept_sources = kept_sources.astype(np.int64)
     if len(rules.waits_for) != len(kept_sources):
-        raise ValueError(f"expected {len(rules.waits_for)} kept messages, got {len(kept_sources)}")
+        raise ValueError(f"the state must have {len(rules.waits_for)} waiting messages, got {len(kept_sources)}")
 
 
 def _further(facts: Ints) -> tuple[Ints, Ints]:

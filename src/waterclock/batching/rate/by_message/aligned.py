@@ -110,7 +110,7 @@ class ClockAlignment:
         rows, taken, moved = facts
         alignment._rows = {text(stream): each(row, whole) for stream, row in rows.items()}
         if any(len(row) != ALIGNMENT.interpreted.COLUMNS for row in alignment._rows.values()):
-            raise ValueError("a clock has the wrong number of fields")
+            raise ValueError("the state has a clock with the wrong number of fields")
         alignment._taken = count(taken)
         pairs = zip(messages, each(moved, lambda pair: (whole(pair[0]), count(pair[1]))), strict=True)
         return alignment, [AlignedMessage.of(message, *pair) for message, pair in pairs]

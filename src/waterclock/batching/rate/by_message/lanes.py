@@ -1,4 +1,4 @@
-"""The sources of a `BySource` that batch by rate. Only those whose window may have stalled are examined."""
+"""The sources of a `BySource` that batch by rate. Only sources whose window may have stalled are examined."""
 
 from __future__ import annotations
 

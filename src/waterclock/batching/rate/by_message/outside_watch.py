@@ -17,8 +17,8 @@ seconds is over by then.
 """
 
 AFTER_SILENCE = (
-    f": after a silence of more than {ERA} batch lengths its first messages were in a batch with the window before the"
-    ' silence; pass forget_after, for example "1h"'
+    f": the first messages after a silence of more than {ERA} batch lengths joined the batch before the silence. Pass"
+    ' forget_after, for example "1h"'
 )
 """The text of a warning about a source that sends seldom after a silence."""
 
@@ -74,10 +74,10 @@ class OutsideWatch:
             return
         if sum(counts.before) >= sum(counts.after):
             what = (
-                f'came after their windows had closed, in {STEADY} batches in a row; pass timeout="auto" or a longer'
-                " timeout, up to three batch lengths, if they take long to arrive, max_disorder if they arrive out of"
-                " order, or correct the clock if it is behind"
+                f"came after their windows had closed, in {STEADY} batches in a row. If they take long to arrive, pass"
+                ' timeout="auto" or a longer timeout, up to three batch lengths. If they arrive out of order, pass'
+                " max_disorder. If the stream's clock is behind, correct the clock"
             )
         else:
-            what = f"were ahead of the windows that they came with, in {STEADY} batches in a row; correct the clock"
+            what = f"were ahead of the windows that they came with, in {STEADY} batches in a row. Correct its clock"
         self.tell(batch.source, f", stream {quoted(stream)}: most messages {what}")

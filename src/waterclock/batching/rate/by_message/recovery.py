@@ -1,4 +1,4 @@
-"""Recovers from a stall: closes a window that nothing closes, and places the next one at the traffic."""
+"""Recovers from a stall: closes the window that nothing else closes, and places the next window at new messages."""
 
 from __future__ import annotations
 

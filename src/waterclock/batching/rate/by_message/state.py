@@ -163,7 +163,7 @@ class RateState:
         assembly.trusted_from = moment(facts["trusted_from"])
         assembly.outnumbered = flag(facts["outnumbered"])
         if next(self._messages, None) is not None:
-            raise ValueError("a message belongs to no window and no stream")
+            raise ValueError("the state has a message without a window and a stream")
         return assembly
 
 
@@ -207,7 +207,7 @@ def _decompressed(written: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("its compressed metadata is truncated or too long")
+        raise ValueError("the compressed metadata of the state is truncated or too long")
     return facts
 
 
@@ -223,14 +223,14 @@ def _silence(after: Any, clock: Any) -> Silence:
 def _run(written: list[Any]) -> StartRun:
     first, last, step = written
     if count(step) == 0:
-        raise ValueError("windows have length 0")
+        raise ValueError("the state has windows of length 0")
     return StartRun(moment(first), moment(last), step)
 
 
 def _taken(messages: Iterator[Message], number: object) -> list[Message]:
     taken = list(islice(messages, count(number)))
     if len(taken) != number:
-        raise ValueError("a message is missing")
+        raise ValueError("the state lacks a message")
     return taken
 
 
@@ -289,5 +289,5 @@ def _fill(
 def _grid(written: list[Any]) -> PulseGrid:
     origin, rate, per = written
     if count(rate) == 0 or count(per) == 0:
-        raise ValueError("a pulse grid is empty")
+        raise ValueError("the state has a pulse grid without pulses")
     return PulseGrid(moment(origin), rate, per)

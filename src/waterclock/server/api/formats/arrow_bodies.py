@@ -33,7 +33,7 @@ def table_of(body: bytes) -> pa.Table:
         _check_messages(body)
         batches = batches_from_ipc(body)
     except (pa.ArrowException, OSError, struct.error, UnicodeDecodeError, DamagedError, EOFError) as error:
-        raise InvalidArgumentError("the body must be a whole Arrow IPC stream, got a corrupt one") from error
+        raise InvalidArgumentError("the body must be a whole Arrow IPC stream, got a corrupt stream") from error
     return pa.Table.from_batches(batches)
 
 
@@ -54,7 +54,7 @@ def _check_messages(body: bytes) -> None:
             return
         if message.type != "record batch" or _is_compressed(message.metadata.to_pybytes()):
             raise InvalidArgumentError(
-                "the body must be Arrow IPC without compression or dictionaries. Write it with IpcWriteOptions()"
+                "the body must be Arrow IPC without compression or dictionaries. Write the body with IpcWriteOptions()"
             )
 
 

@@ -1,4 +1,4 @@
-"""How far the event times of streams lag behind their receive times, and the clocks that differ from the server's."""
+"""Shows how far event times of streams lag behind their receive times, and which clocks differ from the server's."""
 
 from __future__ import annotations
 

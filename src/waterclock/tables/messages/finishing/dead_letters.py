@@ -276,13 +276,12 @@ def dead_letter_table(context: TableContext) -> TableContext:
     name = context.options.dead_letter
     if name is None:
         raise InvalidArgumentError(
-            f"message table {context.name!r} has no dead-letter table; name one with alter(dead_letter=…), or set"
-            " max_attempts"
+            f"message table {context.name!r} has no dead-letter table. Set dead_letter or max_attempts with alter()"
         )
     if context.dead is None:
         raise SchemaError(
-            f"message table {context.name!r}: its dead-letter table {name!r} is missing. Create it with"
-            f" alter(dead_letter={name!r})"
+            f"message table {context.name!r}: its dead-letter table {name!r} is missing. Create the dead-letter table"
+            f" with alter(dead_letter={name!r})"
         )
     return context.dead
 
@@ -302,6 +301,7 @@ def _shared_columns(context: TableContext, dead: TableContext) -> tuple[str, ...
     for name in own:
         if name not in dead.rows.c:
             raise SchemaError(
-                f"dead_letter: {dead.name!r} lacks the column {name!r} of message table {context.name!r}. Add it"
+                f"dead_letter: {dead.name!r} lacks the column {name!r} of message table {context.name!r}. Add the"
+                " column"
             )
     return own

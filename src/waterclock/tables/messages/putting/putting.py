@@ -319,8 +319,8 @@ def _closes_group(context: TableContext, message: Mapping[str, Any], group: obje
 def _refuse_ungrouped(context: TableContext) -> None:
     if context.options.groups and context.options.ungrouped == "reject":
         raise InvalidArgumentError(
-            f"group is missing, and message table {context.name!r} rejects messages without one (ungrouped='reject')."
-            f" Pass group=, or the header {quoted(context.options.group_header)}"
+            f"group is missing, and message table {context.name!r} rejects messages without a group"
+            f" (ungrouped='reject'). Pass group=, or the header {quoted(context.options.group_header)}"
         )
 
 

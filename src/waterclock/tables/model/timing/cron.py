@@ -94,7 +94,7 @@ def check_cron(text: object) -> str:
     fields = expression.split()
     if len(fields) != _FIELDS:
         raise InvalidArgumentError(
-            f"cron must have five fields, minute, hour, day, month and weekday, without seconds, got {len(fields)} in"
+            f"cron must have five fields (minute, hour, day, month, weekday) and no seconds, got {len(fields)} in"
             f" {quoted(text)}"
         )
     from cronsim import CronSimError  # noqa: PLC0415  # only those who have schedules need it

@@ -44,11 +44,11 @@ def storable(text: str) -> str:
 
 def _problem(text: str) -> str | None:
     if _NUL in text:
-        return "has a NUL in it, which PostgreSQL cannot store in text; put bytes, or remove it"
+        return "must not contain NUL, which PostgreSQL cannot store in text. Put bytes, or remove the NUL"
     if text.isascii():
         return None
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "has a lone surrogate in it, which is not valid text; decode its source again"
+        return "must not contain a lone surrogate, which is not valid text. Decode the source of the text again"
     return None
