@@ -218,6 +218,20 @@ def test_an_overtaken_run_does_not_blame_the_checkpoint_for_what_the_later_one_h
         writer(spark.range(1), 1)
 
 
+@pytest.mark.usefixtures("writer")
+def test_a_checkpoint_that_is_older_than_a_topic_is_refused_before_a_micro_batch_begins(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline = read(tmp_path / "press.toml")
+    with wc.connect(f"sqlite:///{tmp_path}/f.db") as database:
+        topic = database.create_topic("rejected")
+        topic.append([sent(0)], producer="r-rejected-1", sequence=5)  # of micro-batch 0, which is repeated
+        MicroBatchWriter.enter(spark, pipeline, enter(spark, pipeline))
+        topic.append([sent(1)], producer="r-rejected-0", sequence=2 << 32)
+    with pytest.raises(wc.InvalidArgumentError, match="its micro-batch 2, and the checkpoint ends with 0"):
+        MicroBatchWriter.enter(spark, pipeline, enter(spark, pipeline))
+
+
 def test_a_run_repeats_only_micro_batches_that_its_checkpoint_knew(
     spark: SparkSession, writer: MicroBatchWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

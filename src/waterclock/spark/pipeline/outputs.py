@@ -29,6 +29,7 @@ from waterclock.spark.runtime.workers import freezing_imports
 from waterclock.spark.streaming.batch_messages import by_position
 from waterclock.spark.streaming.batch_rows import Payloads, encoded, too_large
 from waterclock.spark.streaming.batching import batches_of, rejected_of
+from waterclock.spark.writing.message_writer import newest_micro_batch
 
 _ENCODED_SCHEMA = (
     "id STRING, source STRING, start BIGINT, `end` BIGINT, closed_at BIGINT, reason STRING, count INT, outside INT,"
@@ -113,8 +114,7 @@ def write_outcomes(
                     rows = rows.repartition(tasks, "source")
                 elif partitions > MOST_CONNECTING:
                     rows = few_connecting(rows, "source")
-                name = short_source(f"{producer}-{output.name}")  # the two may be longer than a producer's name
-                options |= {"producer": name, "microBatch": str(micro_batch)} | payloads
+                options |= {"producer": _producer(producer, output), "microBatch": str(micro_batch)} | payloads
             elif output.kind == "table":
                 # Batches of a source in the order of event time, as its group requires; and batches of all sources
                 # mixed, so that they share reads of a file.
@@ -156,6 +156,27 @@ def refuse_written(
             " output, or a copy of it is in use. Messages would be written twice. Remove that folder and those of"
             " later micro-batches of this run, or start with a new checkpoint and other outputs"
         )
+
+
+def refuse_appended(pipeline: Pipeline, producer: str, micro_batch: int, check: Callable[[], None]) -> None:
+    """Check that no topic holds a micro-batch, or a later one: see `refuse_written`."""
+    for output in pipeline.outputs:
+        if output.kind != "topic":
+            continue
+        with connect(output.url, output.ledgers) as database:
+            newest = newest_micro_batch(database.topic(output.target), _producer(producer, output))
+        if newest >= micro_batch:
+            check()
+            raise InvalidArgumentError(
+                f"cannot start pipeline {quoted(pipeline.name)}: topic {quoted(output.target)} already holds messages"
+                f" of its micro-batch {newest}, and the checkpoint ends with {micro_batch - 1}, so the checkpoint is"
+                " older than the topic, or a copy of it is in use. Messages would be written twice. Start with a new"
+                " checkpoint and other outputs, or give this output another name to write anyway"
+            )
+
+
+def _producer(producer: str, output: PipelineOutput) -> str:
+    return short_source(f"{producer}-{output.name}")  # the two may be longer than a producer's name
 
 
 def _elsewhere(output: PipelineOutput, source: PipelineSource) -> dict[str, str]:

@@ -23,7 +23,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.fencing import PipelineRun, newest_planned
-from waterclock.spark.pipeline.outputs import refuse_written, remove_unfinished, write_outcomes
+from waterclock.spark.pipeline.outputs import refuse_appended, refuse_written, remove_unfinished, write_outcomes
 from waterclock.spark.pipeline.progress import MESSAGES, Progress, counts, observed
 from waterclock.spark.pipeline.replaying import replayed
 from waterclock.spark.pipeline.rules import OUTCOMES_BY, fixed_options, refuse_changed_rule
@@ -178,6 +178,7 @@ class MicroBatchWriter:
             check = partial(run.check_latest, spark)
             writer._stream = _stream_id(spark, pipeline)
             refuse_written(spark, pipeline, writer._stream, begun + 1, check)
+            refuse_appended(pipeline, writer._stream, begun + 1, check)
             remove_unfinished(spark, pipeline, writer._stream, check)
         return writer
 

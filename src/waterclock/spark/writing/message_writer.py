@@ -32,7 +32,7 @@ from waterclock.spark.writing.writer import Writer
 from waterclock.topics.finding.looking_up import TooManyBytesError
 from waterclock.topics.model.producer_state import NumbersUsedError
 from waterclock.topics.topic import Topic
-from waterclock.topics.writing.producers import forget_producers
+from waterclock.topics.writing.producers import forget_producers, producers_named
 
 REASON_HEADER = "waterclock.rejected"
 """Header of a rejected message: why it is in no batch."""
@@ -121,6 +121,12 @@ class MessageWriter(Writer):
                 " be recognised. Write in foreachBatch, with the options producer and microBatch"
             )
         return f"spark-{task.query}"
+
+
+def newest_micro_batch(topic: Topic, producer: str) -> int:
+    """Return the number of a writer's newest micro-batch whose messages a topic holds; -1 if it holds none."""
+    states = producers_named(topic.storage, f"{producer}-").values()
+    return max((state.last >> _ROW_BITS for state in states if state.last is not None), default=-1)
 
 
 @contextmanager
