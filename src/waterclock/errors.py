@@ -64,7 +64,7 @@ class TimedOutError(UnavailableError):
 class RefusedError(WaterclockError):
     """The database refused a statement, and would again; the driver's error is the ``__cause__`` if it may be shown.
 
-    It may not if it quotes a password.
+    An error that quotes a password is not shown.
     """
 
 

@@ -1,9 +1,9 @@
 """Kernels: modules of functions over arrays, one file each, that run in up to three forms.
 
-A wheel ships each kernel as a library, which loads in milliseconds (`kernel_library`). Without one, as in a clone, few
-rows run interpreted and many compiled with Numba. Compiling takes 40 s after an installation, and loading compiled code
-takes 0.7 to 2 s in each process, most of it to import Numba. The interpreted form handles `INTERPRETED_ROWS` in less
-time (docs/adr/0025).
+A wheel ships each kernel as a library, which loads in milliseconds (`kernel_library`). Without a library, as in a
+clone, a kernel runs interpreted for few rows, and compiled with Numba for many. Compiling takes 40 s after an
+installation, and loading compiled code takes 0.7 to 2 s in each process, mostly to import Numba. The interpreted form
+handles `INTERPRETED_ROWS` rows in less time (docs/adr/0025).
 """
 
 from __future__ import annotations

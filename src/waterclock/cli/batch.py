@@ -77,7 +77,7 @@ def batch(
     max_lead
         How far ahead of the receive clock an event time may be.
     gap
-        A batch also ends at a longer silence, for example 30s; window is then the longest batch.
+        A batch also ends at a silence longer than this, for example 30s; window is then the longest session.
     boundary
         By event time and by rate, a stream whose messages cut windows and begin runs; may be given several times.
     on_conflict

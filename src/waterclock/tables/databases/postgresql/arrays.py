@@ -1,4 +1,4 @@
-"""Lists that a statement gets as one parameter, an array, or from a setting of the transaction."""
+"""Passes a list to a statement: as one array parameter, or in a setting of the transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks up rows by their keys, from the newest version of each.
+"""Looks up rows by their keys, and finds the newest version of each row first.
 
 An index keeps an entry of each earlier version for as long as a transaction holds an old snapshot.
 """
