@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -96,3 +97,30 @@ def test_an_ack_in_a_table_with_partitions_finds_messages_by_their_keys(
         table.ack(claimed)
     [(text, values)] = [one for one in seen if "SET time_acked" in one[0]]
     assert pages(database, text, values) < 2 * FINISHED
+
+
+@pytest.mark.parametrize("options", [{"fair_by": "group"}, {"limit": {"group": 300}}])
+@pytest.mark.usefixtures("held")
+def test_a_claim_of_keys_locks_no_finished_messages(
+    make_table: Callable[..., MessageTable], database: Database, options: dict[str, Any]
+) -> None:
+    table = make_table(**options)
+    pass_through(table, group="a")
+    table.put("x", group="a")
+    with statements_of(database.backend, "orders") as seen:
+        [delivery] = table.receive(10)
+        delivery.ack()
+        assert table.receive(10) == []
+    assert most_pages(database, seen) < A_FEW
+
+
+def test_a_claim_of_keys_passes_messages_that_others_have_locked(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(fair_by="group", payload="text")
+    table.put_many([{"payload": str(number), "group": "a"} for number in range(10)])
+    with database.backend.engine.begin() as other:
+        other.execute(sa.text("SELECT seq FROM orders WHERE message < '7' FOR UPDATE"))
+        assert [one.payload for one in table.receive(2)] == ["7", "8"]
+        other.rollback()
+    assert [one.payload for one in table.receive(3)] == ["0", "1", "2"]

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.both_servers
 
 TABLES = ("orders", "waterclock_message_keys")
 MANY = 3_000
-A_FEW = 300
-"""Pages, or rows, that a statement may read."""
+A_FEW = 400
+"""Pages, or rows, that a statement may read. On MariaDB, a window of a hundred messages is three hundred rows."""
 
 
 def _read(database: Database, text: str, values: Any) -> int:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateTable, DropTable
+from sqlalchemy.sql.util import ClauseAdapter
 
 from waterclock.database.backend import Backend
 from waterclock.database.schema.table_catalogue import groups
@@ -36,6 +37,11 @@ LongKey = tuple[sa.Column[Any], sa.Column[Any], sa.Column[Any]]
 
 _T = TypeVar("_T")
 FoundRows = TypeVar("FoundRows", bound=sa.Select[*tuple[Any, ...]])
+
+
+def adapted(source: sa.FromClause, rows: sa.Table) -> Callable[[Any], Any]:
+    """Return a function that makes an expression about ``rows`` one about ``source``, which is an alias of it."""
+    return ClauseAdapter(source).traverse if source is not rows else lambda expression: expression
 
 
 def pieces(items: Sequence[_T], size: int | None = None) -> Iterator[Sequence[_T]]:

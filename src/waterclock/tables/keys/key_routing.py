@@ -17,6 +17,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.postgresql.unrouted_keys import is_behind, next_places
+from waterclock.tables.databases.table_dialect import adapted
 from waterclock.tables.groups.routing import try_turn
 from waterclock.tables.keys.key_rows import (
     KeyState,
@@ -32,7 +33,7 @@ from waterclock.tables.keys.key_rows import (
 )
 from waterclock.tables.keys.turn_levels import lows_of
 from waterclock.tables.model.claims.turns import Behind
-from waterclock.tables.model.schema import MESSAGE_KEY
+from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 
 _ROUTED_AT_ONCE = 100
 _SKIPPED_AT_ONCE = 300
@@ -76,17 +77,28 @@ def _skip(context: TableContext, connection: SqlConnection, after: Behind | None
 def _read(context: TableContext, connection: SqlConnection, after: Behind | None) -> list[Any]:
     """Lock the next new messages that no other transaction has locked, behind a place."""
     if after is None:
-        values = {**lows_of(context), "count": _ROUTED_AT_ONCE}
-        return list(connection.execute(_window(context, "first"), values))
+        return _lock(context, connection, "first", {**lows_of(context), "count": _ROUTED_AT_ONCE})
     if context.sql.is_bounded:
-        return list(connection.execute(_window(context, "behind"), {**_named(after), "count": _ROUTED_AT_ONCE}))
+        return _lock(context, connection, "behind", {**_named(after), "count": _ROUTED_AT_ONCE})
     _, key, priority = after
-    of = {"key": key, "priority": priority}
-    found = list(connection.execute(_window(context, "same"), {**of, "count": _ROUTED_AT_ONCE}))
+    found = _lock(context, connection, "same", {"key": key, "priority": priority, "count": _ROUTED_AT_ONCE})
     if len(found) < _ROUTED_AT_ONCE:
-        left = _ROUTED_AT_ONCE - len(found)
-        found += connection.execute(_window(context, "later"), {"key": key, "count": left})
+        found += _lock(context, connection, "later", {"key": key, "count": _ROUTED_AT_ONCE - len(found)})
     return found
+
+
+_Which = Literal["first", "same", "later", "behind"]
+
+
+def _lock(context: TableContext, connection: SqlConnection, which: _Which, values: Mapping[str, Any]) -> list[Any]:
+    found = list(connection.execute(_window(context, which), values))
+    if any(row.seq is None for row in found):  # others have locked some: behind these may be more
+        return list(connection.execute(_window(context, which, locks=True), values))
+    return sorted(found, key=_place_of)
+
+
+def _place_of(row: Any) -> tuple[Any, ...]:
+    return row.together, row.key, row.priority, row.time_next
 
 
 def _route(context: TableContext, connection: SqlConnection, window: Any, now: int, *, marks: bool) -> bool:
@@ -150,7 +162,8 @@ def _last(rows: sa.Table) -> tuple[sa.ColumnElement[Any], ...]:
 
 
 @built_once(maxsize=256)
-def _window(context: TableContext, which: Literal["first", "same", "later", "behind"]) -> sa.Select[*tuple[Any, ...]]:
+def _window(context: TableContext, which: _Which, *, locks: bool = False) -> sa.Select[*tuple[Any, ...]]:
+    """Lock new messages; if ``locks``, the search itself locks them, and so finds those behind locked ones."""
     rows = context.rows
     key, together = context.sql.few(rows.c[MESSAGE_KEY]), context.sql.seqs_together(rows)
     _, last, priority = _last(rows)
@@ -163,14 +176,18 @@ def _window(context: TableContext, which: Literal["first", "same", "later", "beh
     }
     order = () if which == "same" else (together, key) if context.sql.is_bounded else (key,)
     its = rows.c.priority, rows.c.time_next, rows.c.claim_id
-    found = sa.select(rows.c.seq, together.label("together"), key.label("key"), *its)
-    return (
-        context.sql.by_unrouted_index(found, rows)
-        .where(is_unrouted(context), *chosen[which]())
-        .order_by(*order, rows.c.priority, rows.c.time_next)
-        .limit(sa.bindparam("count", type_=sa.Integer))
-        .with_for_update(skip_locked=True)
-    )
+    columns = rows.c.seq, together.label("together"), key.label("key"), *its
+    conditions = is_unrouted(context), *chosen[which]()
+
+    def search(source: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
+        adapt = adapted(source, rows)
+        found = context.sql.by_unrouted_index(sa.select(*map(adapt, columns)), source).where(*map(adapt, conditions))
+        in_order = found.order_by(*map(adapt, (*order, rows.c.priority, rows.c.time_next)))
+        return in_order.limit(sa.bindparam("count", type_=sa.Integer))
+
+    if locks:
+        return search(rows).with_for_update(skip_locked=True)
+    return context.sql.lock_free(rows, search, not_acked(rows) & (sa.func.coalesce(rows.c.routed, 1) != 1))
 
 
 @built_once(maxsize=256)

@@ -8,7 +8,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import DDL, CreateIndex, DropSequence
-from sqlalchemy.sql.util import ClauseAdapter
 
 from waterclock.database.engines.mariadb import NOW
 from waterclock.database.per_database_cache import built_once
@@ -21,7 +20,7 @@ from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.message_keys import column_of
-from waterclock.tables.databases.table_dialect import FoundRows, Key, TableDialect
+from waterclock.tables.databases.table_dialect import FoundRows, Key, TableDialect, adapted
 from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
@@ -243,8 +242,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
 
         def search(source: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
             chosen = [source.c[column.name] for column in columns]
-            its = belongs if source is rows else ClauseAdapter(source).traverse(belongs)
-            return sa.select(*chosen).join_from(parents, source, its).where(which)
+            return sa.select(*chosen).join_from(parents, source, adapted(source, rows)(belongs)).where(which)
 
         return self.lock_free(rows, search, not_acked(rows))
 

@@ -16,6 +16,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
+from waterclock.tables.databases.table_dialect import adapted
 from waterclock.tables.keys.in_flight import NO_KEY, InFlight, counting, free_places, is_leased
 from waterclock.tables.keys.key_rates import KeyRates
 from waterclock.tables.keys.key_routing import route_keys
@@ -43,7 +44,7 @@ from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.claims.turns import Dealt, deal
-from waterclock.tables.model.schema import MESSAGE_KEY
+from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 
 _KEYS_AT_ONCE = 100
 LOWEST_LEVEL = -(2**31)
@@ -197,19 +198,25 @@ class _KeyedClaim:
         if not shares:
             return {}, None
         asked: list[tuple[sa.Select[Any], dict[str, Any]]] = []
+        again: list[sa.Select[Any]] = []
         for of_lapsed in (True, False) if lapsed else (False,):
-            statement = _next_messages(self._context, self._wanted.where, of_lapsed=of_lapsed)
+            of = self._context, self._wanted.where
+            statement = _next_messages(*of, of_lapsed=of_lapsed)
             for place, share in shares.items():
                 count = lapsed.get(place, 0) if of_lapsed else share - lapsed.get(place, 0)
                 if count:
                     state = states[place]
                     starts = {"low": state.first_at} | ({"lapsed_from": state.gap_to} if of_lapsed else {})
                     asked.append((statement, {**of_messages(place), "count": count, **starts}))
+                    again.append(_next_messages(*of, of_lapsed=of_lapsed, locks=True))
         found: dict[Place, list[Any]] = {place: [] for place in shares}
         turns = last_turns(self._context, {level for _, level in shares})
         rows = execute_all(self._connection, [*asked, *turns])
-        for (_, values), its in zip(asked, rows, strict=False):
-            found[values["key"], -values["priority"]] += its.all()
+        for (_, values), locking, result in zip(asked, again, rows, strict=False):
+            members = result.all()
+            if any(row.seq is None for row in members):  # others have locked some: behind these may be more
+                members = self._connection.execute(locking, values).all()
+            found[values["key"], -values["priority"]] += sorted(members, key=_due_place)
         return found, max(turn.scalar() or 0 for turn in rows[len(asked) :])
 
     def _hand_out(self, rows: Sequence[Any]) -> dict[int, int]:
@@ -252,28 +259,43 @@ def _look(context: TableContext) -> sa.Select[Any, Any, Any]:
 
 @built_once(maxsize=256)
 def _next_messages(
-    context: TableContext, where: sa.ColumnElement[bool] | None, *, of_lapsed: bool
+    context: TableContext, where: sa.ColumnElement[bool] | None, *, of_lapsed: bool, locks: bool = False
 ) -> sa.Select[*tuple[Any, ...]]:
-    """Lock due messages of a key and priority; under a limit, those whose lease has ended, or unclaimed ones."""
+    """Lock due messages of a key and priority; under a limit, those whose lease has ended, or unclaimed ones.
+
+    If ``locks``, the search itself locks them, and so finds those behind messages that others have locked.
+    """
     rows, now = context.rows, context.backend.now_sql()
     key = context.sql.leased_key(rows) if of_lapsed else rows.c[MESSAGE_KEY]
-    chosen = [] if where is None else [where]
+    chosen = [rows.c.time_next <= now, *([] if where is None else [where])]
     if of_lapsed:
-        chosen.append(is_leased(context))
-        chosen.append(rows.c.time_next >= sa.bindparam("lapsed_from", type_=sa.BigInteger))
+        lapsed_from = sa.bindparam("lapsed_from", type_=sa.BigInteger)
+        unacked = is_leased(context), rows.c.time_next >= lapsed_from
+        chosen.append(rows.c.claim_id.is_not(None))
     else:
-        chosen.append(rows.c.time_acked.is_(None))
+        unacked = (rows.c.time_acked.is_(None),)
     if not of_lapsed and context.options.limit is not None:
         chosen.append((rows.c[MESSAGE_KEY] == NO_KEY) | rows.c.claim_id.is_(None))
     # Messages that other transactions have locked stay unacked, so the next search begins at the first of all.
     first = first_unacked(rows.alias("first")).correlate(None).scalar_subquery()
-    return (
+    found = (
         sa.select(*columns_read(rows), first.label("first_at"), now)
-        .where(*of_place(rows, key), is_from_low(rows), rows.c.time_next <= now, *chosen)
+        .where(*of_place(rows, key), is_from_low(rows), *unacked, *chosen)
         .order_by(rows.c.time_next, rows.c.seq)
         .limit(sa.bindparam("count", type_=sa.Integer))
-        .with_for_update(skip_locked=True)
     )
+    if locks:
+        return found.with_for_update(skip_locked=True)
+
+    def search(source: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
+        return found if source is rows else adapted(source, rows)(found.with_only_columns(rows.c.seq))
+
+    still = sa.and_(not_acked(rows), *of_place(rows, rows.c[MESSAGE_KEY]), *chosen)
+    return context.sql.lock_free(rows, search, still)
+
+
+def _due_place(row: Any) -> tuple[int, int]:
+    return row.time_next, row.seq
 
 
 @built_once(maxsize=256)
