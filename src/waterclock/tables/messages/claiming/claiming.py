@@ -104,12 +104,9 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
 
 
 def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Claimed]) -> list[Claimed]:
-    claim_some = _OF_GROUPS[context.options.groups or "sequenced"]
+    take_step = partial(_OF_GROUPS[context.options.groups or "sequenced"], context, wanted=wanted)
     durable = context.options.max_attempts is not None
     is_again = False
-
-    def take_step(own: SqlConnection) -> tuple[list[Claimed], bool]:
-        return claim_some(context, own, wanted)
 
     while True:
         try:
