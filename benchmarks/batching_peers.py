@@ -6,18 +6,22 @@ end at a silence. Polars' sort of the same rows alone is measured too, since any
 
 Bytewax gets messages one after the other, in order, as `BySource` does; ``uv pip install --group bench-peers`` installs
 it. The batcher of thin-edge.io has the rule of event time without sessions, in Rust, for one source: THIN_EDGE is the
-folder of its source code, and ``cargo`` builds it.
+folder of its source code, and ``cargo`` builds it. The batcher of ESS livedata has the rule by rate, for one source:
+ESSLIVEDATA is the folder of its source code, which needs Python 3.12 and structlog.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import duckdb
@@ -27,10 +31,13 @@ import polars as pl
 import pyarrow as pa
 
 from benchmarks.measure import in_turns, write_results
+from benchmarks.rate_aware import messages_of, regular
 from benchmarks.tables.peers import MissingPeerError, package
 from waterclock.batching.by_source import BySource
 from waterclock.batching.event_time.batcher import EventTimeBatcher
 from waterclock.batching.event_time.columns import assign_batches
+from waterclock.batching.rate.by_column.columns import RateAwareColumns
+from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.message import Message
 from waterclock.time import to_duration
 
@@ -66,6 +73,10 @@ CALL = 1_000
 
 THIN_EDGE_MESSAGES = 500_000
 THIN_EDGE_STREAMS = 5
+
+LIVEDATA_MESSAGES = 50_000
+LIVEDATA_RATES = {"detector": 14, "monitor": 5}
+LIVEDATA_CALLS = (1, 10, 1_000)
 
 
 def rows_of(messages: int) -> pa.Table:
@@ -238,6 +249,61 @@ def measure_thin_edge() -> dict[str, float]:
     return {f"{name}_ns_per_message": round(taken / THIN_EDGE_MESSAGES * 1e9, 1) for name, taken in seconds.items()}
 
 
+def livedata(name: str) -> Any:
+    """Import a file of ESS livedata's core without its packages, which import all of livedata."""
+    folder = Path(os.environ["ESSLIVEDATA"]) / "src"
+    for package_name in ("ess", "ess.livedata", "ess.livedata.core"):
+        stub = ModuleType(package_name)
+        stub.__path__ = [str(folder / package_name.replace(".", "/"))]
+        sys.modules.setdefault(package_name, stub)
+    return package(f"ess.livedata.core.{name}")
+
+
+def measure_livedata(size: int) -> dict[str, float]:
+    """Compare batches by rate of one source, in order, all of whose streams are regular.
+
+    The first call brings a second of messages. ESS livedata closes at most one batch per call, so it is asked again
+    until it closes none.
+    """
+    batcher, message, timestamp = map(livedata, ("rate_aware_batcher", "message", "timestamp"))
+    names, codes, times = workload = regular(LIVEDATA_RATES, LIVEDATA_MESSAGES)
+    first = sum(LIVEDATA_RATES.values())
+    bounds = [0, *range(first, len(times), size), len(times)]
+    kinds = (message.StreamKind.DETECTOR_EVENTS, message.StreamKind.MONITOR_EVENTS)
+    streams = [message.StreamId(kind=kind, name=name) for kind, name in zip(kinds, names, strict=True)]
+    theirs = [
+        message.Message(timestamp=timestamp.Timestamp.from_ns(time), stream=streams[code], value=b"")
+        for code, time in zip(codes.tolist(), times.tolist(), strict=True)
+    ]
+    ours = messages_of(*workload)
+
+    def with_livedata() -> list[int]:
+        batch = batcher.RateAwareMessageBatcher(1.0, clock=lambda: 0.0).batch
+        lengths: list[int] = []
+        for begin, end in pairwise(bounds):
+            closed = batch(theirs[begin:end])
+            while closed is not None:
+                lengths.append(len(closed.messages))
+                closed = batch([])
+        return lengths
+
+    def one_by_one() -> list[int]:
+        add = RateAwareBatcher("1s", clock=lambda: 0.0).add
+        return [len(closed.messages) for begin, end in pairwise(bounds) for closed in add(ours[begin:end])]
+
+    def columns() -> list[int]:
+        return np.diff(RateAwareColumns(names, "1s").add(codes, times, np.array(bounds)).offsets).tolist()
+
+    runs = {"waterclock": one_by_one, "waterclock_columns": columns, "esslivedata": with_livedata}
+    windows = Counter(((times[first:] - times[first - 1]) // 1_000_000_000).tolist())
+    expected = [first, *(windows[window] for window in sorted(windows))]
+    for name, run in runs.items():
+        assert run() == expected[: len(run())], name
+        assert len(run()) >= len(expected) - 2, name  # the last windows are still open
+    seconds = in_turns(runs, ROUNDS)
+    return {f"{name}_ns_per_message": round(taken / len(times) * 1e9, 1) for name, taken in seconds.items()}
+
+
 def main() -> dict[str, Any]:
     figures: dict[str, Any] = {"sources": SOURCES, "streams": STREAMS, "gap": GAP, "messages": {}}
     for messages in SIZES:
@@ -251,6 +317,11 @@ def main() -> dict[str, Any]:
     if "THIN_EDGE" in os.environ:
         figures["thin_edge"] = measure_thin_edge()
         print(f"{THIN_EDGE_MESSAGES:,} messages of one source: {figures['thin_edge']}", flush=True)
+    if "ESSLIVEDATA" in os.environ:
+        figures["esslivedata"] = {}
+        for size in LIVEDATA_CALLS:
+            measured = figures["esslivedata"][str(size)] = measure_livedata(size)
+            print(f"by rate, {size} a call: {measured}", flush=True)
     print(f"wrote {write_results('batching_peers', figures, ('waterclock', 'numba', 'numpy', 'polars', 'duckdb'))}")
     return figures
 

@@ -120,8 +120,10 @@ rows = np.arange(100_000)
 columns = {name: np.full(len(rows), name) for name in ("source", "stream")} | {"event_time": rows, "receive_time": rows}
 cut = wc.assign_batches(pa.table(columns), window=9, max_delay=2, on_conflict="keep")
 assert cut["batch_start"][:99_990].to_numpy().tolist() == (rows - rows % 10)[:99_990].tolist()
-batches = wc.RateAwareColumns(["a"]).add(np.zeros(len(rows), np.int32), rows * 5_000_000, flush=True)
-assert len(batches)
+by_rate = wc.RateAwareColumns(["a"])
+batches = by_rate.add(np.zeros(len(rows), np.int32), rows * 5_000_000, np.arange(0, len(rows) + 1, 1_000), flush=True)
+assert sorted(batches.messages.tolist()) == rows.tolist()
+assert len(batches.starts) > 400
 assert "numba" not in sys.modules
 """
     bare.run(str(bare.bin / "python"), "-c", code)
