@@ -31,7 +31,7 @@ class Done(NamedTuple):
 def failed(topic: str, verb: str, ledger: int, error: DamagedError | LostFileError) -> PartialFailure:
     """Log that a ledger is skipped, and note it."""
     _log.error(
-        "cannot %s ledger %d of topic %r; continuing with the others: %s",
+        "cannot %s ledger %d of topic %r; continuing with the other ledgers: %s",
         verb,
         ledger,
         topic,

@@ -49,7 +49,7 @@ class WorkerSupervisor:
         for one in running:
             if one.delivery.lost and not one.asked:
                 _log.warning(
-                    "the lease of message %r is lost; its running handler is asked to stop",
+                    "the lease of message %r was lost; the worker asks the handler of the message to stop",
                     one.delivery.id,
                     extra=event("lease_lost", id=one.delivery.id),
                 )
