@@ -28,23 +28,12 @@ _NUMBER = np.dtype("<u4")
 
 
 class ManySources(NamedTuple):
-    """Messages of many sources.
+    """Messages of many sources."""
 
-    Attributes
-    ----------
-    source_names
-        Each source once.
-    stream_names
-        Each stream once, in order of text.
-    messages
-        Records; their own stream numbers are ignored.
-    sources, streams
-        For each message, the index into the names; int32.
-    """
-
-    source_names: pa.Array
-    stream_names: pa.Array
-    messages: Records
+    source_names: pa.Array  # each source once
+    stream_names: pa.Array  # each stream once, in order of text
+    messages: Records  # records; their own stream numbers are ignored
+    # For each message, the index into the names; int32.
     sources: npt.NDArray[np.int32]
     streams: npt.NDArray[np.int32]
 

@@ -26,26 +26,17 @@ _WELL = 2  # libpq's PGRES_TUPLES_OK: after it come the results of failed statem
 
 
 class Frame(NamedTuple):
-    """The statements around a transaction.
+    """The statements around a transaction."""
 
-    Attributes
-    ----------
-    begin, commit, rollback
-        The statements around a transaction.
-    hurry, wait
-        Statements before and after a transaction whose commit need not wait for the disk; empty if each waits.
-    run
-        Runs one of them on a driver's connection.
-    together
-        Opens a driver's pipeline, in which answers are awaited only at a sync or at its end. None without a network.
-    """
-
+    # The statements around a transaction.
     begin: tuple[str, ...]
     commit: str
     rollback: str
+    # Statements before and after a transaction whose commit need not wait for the disk; empty if each waits.
     hurry: str
     wait: str
-    run: Callable[[Any, str], Any]
+    run: Callable[[Any, str], Any]  # runs one of them on a driver's connection
+    # Opens a driver's pipeline, in which answers are awaited only at a sync or at its end. None without a network.
     together: Callable[[Any], AbstractContextManager[Any]] | None = None
 
 

@@ -53,25 +53,14 @@ _PLUGINS = ("cpu", "memory", "load", "interface", "disk", "processes", "swap", "
 
 @dataclass(frozen=True)
 class LiveBooks:
-    """The figures of a live demo: each message is in one batch or rejected.
+    """The figures of a live demo: each message is in one batch or rejected."""
 
-    Attributes
-    ----------
-    received
-        Messages in the topic.
-    batched, batches
-        Messages in batches, and those batches.
-    rejected
-        Messages in no batch, by reason.
-    streams
-        Streams of this machine that had messages.
-    """
-
-    received: int
+    received: int  # messages in the topic
+    # Messages in batches, and those batches.
     batched: int
     batches: int
-    rejected: dict[str, int]
-    streams: int
+    rejected: dict[str, int]  # messages in no batch, by reason
+    streams: int  # streams of this machine that had messages
 
     @property
     def balances(self) -> bool:

@@ -14,33 +14,17 @@ from waterclock.spark.writing.message_writer import POSITION_HEADER
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """The main job's books, in messages, or in batches as noted.
+    """The main job's books, in messages, or in batches as noted."""
 
-    Attributes
-    ----------
-    appended
-        Messages in the topic.
-    before_start
-        In the topic before the position at which the pipeline started.
-    batched
-        In batches that were acked.
-    rejected
-        In the topic of rejected messages, by reason.
-    astray
-        Positions that should be in exactly one batch or rejection, but are in none or several.
-    batches, acked
-        Batches in the message table, and how many of them are acked.
-    held_when_killed, delivered_again
-        Batches that the killed worker held, and deliveries that were not the first of their batch.
-    """
-
-    appended: int
-    before_start: int
-    batched: int
-    rejected: Counter[str]
-    astray: int
+    appended: int  # messages in the topic
+    before_start: int  # in the topic before the position at which the pipeline started
+    batched: int  # in batches that were acked
+    rejected: Counter[str]  # in the topic of rejected messages, by reason
+    astray: int  # positions that should be in exactly one batch or rejection, but are in none or several
+    # Batches in the message table, and how many of them are acked.
     batches: int
     acked: int
+    # Batches that the killed worker held, and deliveries that were not the first of their batch.
     held_when_killed: int
     delivered_again: int
 

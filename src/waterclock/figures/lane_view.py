@@ -41,28 +41,17 @@ class ShownWindow:
 
 @dataclass(frozen=True, slots=True)
 class ShownLane:
-    """A lane of a picture.
+    """A lane of a picture."""
 
-    Attributes
-    ----------
-    name, note
-        The texts above it, on the left and on the right.
-    windows
-        In order of start.
-    dots
-        Each message: time (ns), its height in the lane from 0 to 1, and its verdict.
-    bars
-        Instead of dots, by verdict, how many messages lie in each of `bar_count` equal parts of the axis.
-    clock
-        Its clock, ns; None: unknown.
-    """
-
+    # The texts above it, on the left and on the right.
     name: str
     note: str = ""
-    windows: Sequence[ShownWindow] = ()
+    windows: Sequence[ShownWindow] = ()  # in order of start
+    # Each message: time (ns), its height in the lane from 0 to 1, and its verdict.
     dots: Sequence[tuple[int, float, str]] = ()
+    # Instead of dots, by verdict, how many messages lie in each of `bar_count` equal parts of the axis.
     bars: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
-    clock: int | None = None
+    clock: int | None = None  # its clock, ns; None: unknown
 
 
 def lane_view(

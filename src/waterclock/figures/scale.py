@@ -23,18 +23,12 @@ _CLOCK_STEPS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps time to pixels, linearly.
+    """Maps time to pixels, linearly."""
 
-    Attributes
-    ----------
-    start, end
-        Time at the left and at the right edge, ns; start is before end.
-    left, right
-        The edges, px.
-    """
-
+    # Time at the left and at the right edge, ns; start is before end.
     start: int
     end: int
+    # The edges, px.
     left: float
     right: float
 

@@ -27,49 +27,28 @@ _DAMAGED = frozenset({"lost", "missing"})
 
 @dataclass(frozen=True, slots=True)
 class TopicBlock:
-    """One ledger, or several side by side.
+    """One ledger, or several side by side."""
 
-    Attributes
-    ----------
-    label
-        Its tooltip.
-    state
-        ``open``, ``closed``, ``sealed``, ``lost`` or ``missing``.
-    begin, end
-        Its times, ns; None: not known.
-    peak
-        The running maximum after it, ns; None: unknown.
-    first, last
-        Numbers of its first message, and of the one after its last.
-    """
-
-    label: str
-    state: str
+    label: str  # its tooltip
+    state: str  # ``open``, ``closed``, ``sealed``, ``lost`` or ``missing``
+    # Its times, ns; None: not known.
     begin: int | None
     end: int | None
-    peak: int | None
+    peak: int | None  # the running maximum after it, ns; None: unknown
+    # Numbers of its first message, and of the one after its last.
     first: int
     last: int
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A place in the topic with a name.
+    """A place in the topic with a name."""
 
-    Attributes
-    ----------
-    name, label
-        The text next to it, and its tooltip.
-    ordinal
-        Number of its message.
-    time
-        Draw a line at this time, ns, instead of the time of the message.
-    """
-
+    # The text next to it, and its tooltip.
     name: str
     label: str
-    ordinal: int
-    time: int | None = None
+    ordinal: int  # number of its message
+    time: int | None = None  # draw a line at this time, ns, instead of the time of the message
 
 
 @dataclass(frozen=True, slots=True)

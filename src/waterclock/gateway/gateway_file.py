@@ -39,17 +39,10 @@ _UPKEEP_EVERY = "1m"
 
 @dataclass(frozen=True)
 class GatewayFile:
-    """The contents of a gateway's file.
+    """The contents of a gateway's file."""
 
-    Attributes
-    ----------
-    parts
-        The parts, in the order in which they are stopped.
-    url, ledgers
-        The database; None: the command's.
-    """
-
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...]  # the parts, in the order in which they are stopped
+    # The database; None: the command's.
     url: str | None = field(default=None, repr=False)
     ledgers: str | None = None
 

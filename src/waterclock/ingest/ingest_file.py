@@ -30,17 +30,10 @@ _PATHS = ("time", "value", "source", "stream")
 
 @dataclass(frozen=True)
 class IngestFile:
-    """The contents of an ingest's file.
+    """The contents of an ingest's file."""
 
-    Attributes
-    ----------
-    plan
-        The broker or cluster, the rules and the limits.
-    url, ledgers
-        The database; None: the command's.
-    """
-
-    plan: IngestPlan | KafkaPlan
+    plan: IngestPlan | KafkaPlan  # the broker or cluster, the rules and the limits
+    # The database; None: the command's.
     url: str | None = field(default=None, repr=False)
     ledgers: str | None = None
 

@@ -18,29 +18,16 @@ _COLUMNS = ("source", "stream", "event_time", "publish_time", "receive_time")
 
 
 class TopicLag(NamedTuple):
-    """The lag of a stream: receive time minus event time of some messages, ns.
-
-    Attributes
-    ----------
-    source, stream
-        The stream.
-    messages
-        How many messages were looked at.
-    newest
-        The latest receive time.
-    smallest, largest
-        The range; negative if event times are ahead.
-    publish_ahead
-        The most by which a publish time is ahead of the receive time.
-    """
+    """The lag of a stream: receive time minus event time of some messages, ns."""
 
     source: str
     stream: str
-    messages: int
-    newest: int
+    messages: int  # how many messages were looked at
+    newest: int  # the latest receive time
+    # The range; negative if event times are ahead.
     smallest: int
     largest: int
-    publish_ahead: int
+    publish_ahead: int  # the most by which a publish time is ahead of the receive time
 
 
 def topic_lags(topic: Topic) -> list[TopicLag]:

@@ -31,30 +31,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts about a database.
+    """Facts about a database."""
 
-    Attributes
-    ----------
-    tables, counts
-        The catalogue's record of each message table, and the counts of readable tables, by name.
-    unread
-        Names of tables that could not be read, or for which no time was left.
-    topics, subscriptions, upkeep
-        The catalogue's records of them.
-    oldest_transaction
-        For how many seconds the oldest transaction is open; None: not shown.
-    seconds
-        How long the reading took.
-    """
-
+    # The catalogue's record of each message table, and the counts of readable tables, by name.
     tables: Sequence[TableRecord]
     counts: dict[str, TableCounts]
-    unread: Sequence[str]
+    unread: Sequence[str]  # names of tables that could not be read, or for which no time was left
+    # The catalogue's records of them.
     topics: Sequence[TopicRecord]
     subscriptions: Sequence[SubscriptionRecord]
     upkeep: Sequence[UpkeepRecord]
-    oldest_transaction: int | None
-    seconds: float
+    oldest_transaction: int | None  # for how many seconds the oldest transaction is open; None: not shown
+    seconds: float  # how long the reading took
 
 
 class FactsReader:

@@ -41,53 +41,30 @@ _ACTIVE = (
 
 @dataclass(frozen=True, slots=True)
 class TableRecord:
-    """The catalogue's record of a table.
+    """The catalogue's record of a table."""
 
-    Attributes
-    ----------
-    table_id, name, revision
-        Its row.
-    is_paused
-        Whether no message is sent now.
-    purged
-        Messages purged so far.
-    subscribers, failing
-        Open subscriptions in all processes, and those whose claims fail.
-    stuck
-        Handlers that still run after their time limit.
-    sent_rate
-        Deliveries per second in the last minute.
-    """
-
+    # Its row.
     table_id: int
     name: str
     revision: int
-    is_paused: bool
-    purged: int
+    is_paused: bool  # whether no message is sent now
+    purged: int  # messages purged so far
+    # Open subscriptions in all processes, and those whose claims fail.
     subscribers: int
     failing: int
-    stuck: int
-    sent_rate: float
+    stuck: int  # handlers that still run after their time limit
+    sent_rate: float  # deliveries per second in the last minute
 
 
 @dataclass(frozen=True, slots=True)
 class TableCounts:
-    """The counts of a table's rows.
+    """The counts of a table's rows."""
 
-    Attributes
-    ----------
-    messages, groups
-        Unacked messages, and blocked groups.
-    ack_rate
-        Acks per second.
-    dead_letter
-        Its dead-letter table, which holds no other table's messages; None: it has none.
-    """
-
+    # Unacked messages, and blocked groups.
     messages: TableEstimate
     groups: GroupsEstimate
-    ack_rate: float
-    dead_letter: str | None
+    ack_rate: float  # acks per second
+    dead_letter: str | None  # its dead-letter table, which holds no other table's messages; None: it has none
 
 
 def table_records(backend: Backend, connection: sa.Connection) -> list[TableRecord]:

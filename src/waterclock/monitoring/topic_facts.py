@@ -49,26 +49,15 @@ _UPKEEP = sa.select(upkeep.c.kind, upkeep.c.name, upkeep.c.task, upkeep.c.ran_at
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """The catalogue's record of a topic.
-
-    Attributes
-    ----------
-    name
-        Its name.
-    appended, messages, size
-        Messages ever appended, remaining messages, and their bytes.
-    ledgers
-        The number of ledgers by state; the open one is there even if it is empty.
-    lost
-        Messages that a repair has recorded as lost.
-    """
+    """The catalogue's record of a topic."""
 
     name: str
+    # Messages ever appended, remaining messages, and their bytes.
     appended: int
     messages: int
     size: int
-    ledgers: dict[str, int]
-    lost: int
+    ledgers: dict[str, int]  # the number of ledgers by state; the open one is there even if it is empty
+    lost: int  # messages that a repair has recorded as lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +71,13 @@ class SubscriptionRecord:
 
 @dataclass(frozen=True, slots=True)
 class UpkeepRecord:
-    """The last run of a task of upkeep.
-
-    Attributes
-    ----------
-    kind, name, task
-        The task.
-    ran_at
-        When it ended last, ns; None: never.
-    failed
-        Whether it failed then.
-    """
+    """The last run of a task of upkeep."""
 
     kind: str
     name: str
     task: str
-    ran_at: int | None
-    failed: bool
+    ran_at: int | None  # when it ended last, ns; None: never
+    failed: bool  # whether it failed then
 
 
 def topic_records(connection: sa.Connection) -> list[TopicRecord]:

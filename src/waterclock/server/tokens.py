@@ -30,20 +30,11 @@ _NO_DIGEST = "0" * 64
 
 @dataclass(frozen=True, slots=True)
 class AccessToken:
-    """A token without its secret. Times in ns.
-
-    Attributes
-    ----------
-    name
-        Its name.
-    rights
-        Its rights.
-    created_at, expires_at
-        When it was created, and when it expires; None: never.
-    """
+    """A token without its secret. Times in ns."""
 
     name: str
     rights: tuple[Right, ...]
+    # When it was created, and when it expires; None: never.
     created_at: int
     expires_at: int | None
 

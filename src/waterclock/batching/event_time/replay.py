@@ -42,23 +42,15 @@ def windows_back(rule: EventTimeRule) -> tuple[int, ...]:
 
 
 class ReplayRange(NamedTuple):
-    """The range of a replay, and the limits of its knowledge of earlier messages; int ns.
+    """The range of a replay, and the limits of its knowledge of earlier messages; int ns."""
 
-    Attributes
-    ----------
-    since, until
-        Batches that start in ``[since, until)``, and messages rejected when they were received in it.
-    begin
-        Messages that happened before are ignored, since it is unknown whether they were accepted; None: no messages are
-        earlier than those read.
-    promised
-        No message received before this comes later: windows that close by then are returned.
-    """
-
+    # Batches that start in ``[since, until)``, and messages rejected when they were received in it.
     since: int
     until: int
+    # Messages that happened before are ignored, since it is unknown whether they were accepted; None: no messages are
+    # earlier than those read.
     begin: int | None = None
-    promised: int = MIN_NS
+    promised: int = MIN_NS  # no message received before this comes later: windows that close by then are returned
 
     @classmethod
     def reaching_back(cls, rule: EventTimeRule, since: int, until: int, windows: int) -> ReplayRange:

@@ -130,36 +130,20 @@ class RateRule(NamedTuple):
 
 
 class RateWindow(NamedTuple):
-    """The window in progress and the distances that the rules measure from it, all ns.
+    """The window in progress and the distances that the rules measure from it, all ns."""
 
-    Attributes
-    ----------
-    start, end
-        The window; both ends belong to it for a stream without a grid. If it is cut, its end belongs to the next one.
-    cap
-        The high-water mark goes no further than this.
-    timeout_at
-        The high-water mark at which the window closes; infinity for never.
-    near_from
-        A message before this is as implausible as one after ``held_until``.
-    held_until
-        Latest event time that is held for a later window if some stream gates.
-    era_from, era_until
-        Times outside are in another era. So are the last 999 lengths of 64-bit time: no window is so near its end that
-        a distance from it overflows.
-    is_cut
-        Whether a boundary ends it.
-    """
-
+    # The window; both ends belong to it for a stream without a grid. If it is cut, its end belongs to the next one.
     start: int
     end: int
-    cap: int
-    timeout_at: int | float
-    near_from: int
-    held_until: int
+    cap: int  # the high-water mark goes no further than this
+    timeout_at: int | float  # the high-water mark at which the window closes; infinity for never
+    near_from: int  # a message before this is as implausible as one after ``held_until``
+    held_until: int  # latest event time that is held for a later window if some stream gates
+    # Times outside are in another era. So are the last 999 lengths of 64-bit time: no window is so near its end that
+    # a distance from it overflows.
     era_from: int
     era_until: int
-    is_cut: bool = False
+    is_cut: bool = False  # whether a boundary ends it
 
     @classmethod
     def at(cls, start: int, rule: RateRule) -> RateWindow:

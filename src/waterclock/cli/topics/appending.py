@@ -18,23 +18,12 @@ from waterclock.topics.writing.producers import last_sequence, newest_numbers, n
 
 @dataclass(frozen=True)
 class AppendedFile:
-    """The outcome of appending a file.
+    """The outcome of appending a file."""
 
-    Attributes
-    ----------
-    given
-        How many messages it has.
-    appended
-        How many were written now.
-    before
-        How many were processed before.
-    rejected
-        The messages that the topic rejected now; each ``index`` counts from the first message of the file.
-    """
-
-    given: int
-    appended: int
-    before: int
+    given: int  # how many messages it has
+    appended: int  # how many were written now
+    before: int  # how many were processed before
+    # The messages that the topic rejected now; each ``index`` counts from the first message of the file.
     rejected: tuple[Rejected, ...]
 
 

@@ -32,18 +32,10 @@ _FIRST_SUFFIX = 2
 
 
 class Recognised(NamedTuple):
-    """A file's producer.
+    """A file's producer."""
 
-    Attributes
-    ----------
-    producer
-        Its name.
-    before
-        How many of the file's messages, from the first on, were processed.
-    """
-
-    producer: str
-    before: int
+    producer: str  # its name
+    before: int  # how many of the file's messages, from the first on, were processed
 
 
 class Prefix:

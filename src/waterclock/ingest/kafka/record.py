@@ -44,35 +44,19 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 class Record(NamedTuple):
-    """A record as the broker delivered it.
+    """A record as the broker delivered it."""
 
-    Attributes
-    ----------
-    topic, partition, offset
-        Its place in Kafka.
-    value
-        Its content; None for a tombstone.
-    key
-        Its key.
-    headers
-        Its headers; several may have the same name.
-    time
-        ms since 1970; None if it has none.
-    is_append_time
-        Whether the time is when the broker appended it, instead of when its producer created it.
-    fault
-        Why it cannot be mapped, if its headers cannot be read.
-    """
-
+    # Its place in Kafka.
     topic: str
     partition: int
     offset: int
-    value: bytes | None
+    value: bytes | None  # its content; None for a tombstone
     key: bytes | None = None
-    headers: Headers = ()
-    time: int | None = None
+    headers: Headers = ()  # its headers; several may have the same name
+    time: int | None = None  # ms since 1970; None if it has none
+    # Whether the time is when the broker appended it, instead of when its producer created it.
     is_append_time: bool = False
-    fault: str | None = None
+    fault: str | None = None  # why it cannot be mapped, if its headers cannot be read
 
     @property
     def size(self) -> int:

@@ -80,31 +80,16 @@ class FilePlan:
 
 @dataclass
 class FileProgress:
-    """Counts since the start.
+    """Counts since the start."""
 
-    Attributes
-    ----------
-    files
-        Known files.
-    bytes, all_bytes
-        Their appended bytes, and all their bytes.
-    appended
-        Messages that were appended.
-    dead
-        Lines that could not be mapped.
-    rejected
-        Messages that the topic rejected, because their times are too far ahead.
-    is_database_away
-        Whether the last append failed because the database was busy or unavailable.
-    """
-
-    files: int = 0
+    files: int = 0  # known files
+    # Their appended bytes, and all their bytes.
     bytes: int = 0
     all_bytes: int = 0
-    appended: int = 0
-    dead: int = 0
-    rejected: int = 0
-    is_database_away: bool = False
+    appended: int = 0  # messages that were appended
+    dead: int = 0  # lines that could not be mapped
+    rejected: int = 0  # messages that the topic rejected, because their times are too far ahead
+    is_database_away: bool = False  # whether the last append failed because the database was busy or unavailable
 
 
 @dataclass

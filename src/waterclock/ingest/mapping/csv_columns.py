@@ -21,22 +21,14 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class CsvOptions:
-    """How the columns of a CSV file become messages.
+    """How the columns of a CSV file become messages."""
 
-    Attributes
-    ----------
-    columns
-        The column of a field, if it has another name than the field.
-    source, stream
-        Source and stream of all messages, if no column holds them.
-    delimiter
-        The character between columns.
-    """
-
+    # The column of a field, if it has another name than the field.
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Source and stream of all messages, if no column holds them.
     source: str | None = None
     stream: str | None = None
-    delimiter: str = ","
+    delimiter: str = ","  # the character between columns
 
     def __post_init__(self) -> None:
         for each in self.columns:

@@ -49,22 +49,15 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True)
 class JsonPaths:
-    """The places of a message's fields in a JSON payload.
+    """The places of a message's fields in a JSON payload."""
 
-    Attributes
-    ----------
-    time, value, source, stream
-        Paths; None: not in the payload. Then the time is that of the receipt, the value the whole payload, and source
-        and stream come from the template.
-    time_unit
-        Unit of a time that is a number.
-    """
-
+    # Paths; None: not in the payload. Then the time is that of the receipt, the value the whole payload, and source
+    # and stream come from the template.
     time: JsonPath | None = None
     value: JsonPath | None = None
     source: JsonPath | None = None
     stream: JsonPath | None = None
-    time_unit: TimeUnit = "s"
+    time_unit: TimeUnit = "s"  # unit of a time that is a number
 
 
 @dataclass(frozen=True)

@@ -11,25 +11,13 @@ from waterclock.message import Message
 
 
 class Reading(NamedTuple):
-    """One measurement from a published message.
-
-    Attributes
-    ----------
-    source, stream
-        Its source and stream.
-    event_time
-        When it happened, ns; None if its payload has no time.
-    payload
-        The measurement.
-    headers
-        Further facts about it, such as its unit.
-    """
+    """One measurement from a published message."""
 
     source: str
     stream: str
-    event_time: int | None
-    payload: bytes
-    headers: Mapping[str, str] | None = None
+    event_time: int | None  # when it happened, ns; None if its payload has no time
+    payload: bytes  # the measurement
+    headers: Mapping[str, str] | None = None  # further facts about it, such as its unit
 
 
 class UntimedError(InvalidArgumentError):

@@ -31,45 +31,26 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker and how to connect to it.
+    """A broker and how to connect to it."""
 
-    Attributes
-    ----------
-    host, port, is_encrypted
-        Its address, and whether it speaks TLS.
-    client_id
-        Client id under which the broker keeps the session; None: derived from the topic.
-    version
-        Version of MQTT.
-    username, password, password_file
-        Credentials; the file is read at each connect. Default: those of the environment.
-    ca, certificate, key
-        PEM files: trusted authorities, and this client's certificate and key; read at each connect.
-    keepalive
-        Seconds after which a silent connection is checked.
-    session_expiry
-        Seconds for which the broker keeps the session without a connection (v5).
-    receive_maximum
-        Messages that may be in flight (v5).
-    connections
-        How many connections share the filters, which must then be shared filters.
-    """
-
+    # Its address, and whether it speaks TLS.
     host: str
     port: int
     is_encrypted: bool = False
-    client_id: str | None = None
-    version: Version = "5"
+    client_id: str | None = None  # client id under which the broker keeps the session; None: derived from the topic
+    version: Version = "5"  # version of MQTT
+    # Credentials; the file is read at each connect. Default: those of the environment.
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     password_file: str | None = None
+    # PEM files: trusted authorities, and this client's certificate and key; read at each connect.
     ca: str | None = None
     certificate: str | None = None
     key: str | None = None
-    keepalive: int = 30
-    session_expiry: int = 7 * 86_400
-    receive_maximum: int = 1_000
-    connections: int = 1
+    keepalive: int = 30  # seconds after which a silent connection is checked
+    session_expiry: int = 7 * 86_400  # seconds for which the broker keeps the session without a connection (v5)
+    receive_maximum: int = 1_000  # messages that may be in flight (v5)
+    connections: int = 1  # how many connections share the filters, which must then be shared filters
 
     @classmethod
     def checked(

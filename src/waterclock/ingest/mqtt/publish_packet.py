@@ -14,28 +14,15 @@ _MORE = 0x80  # marks a length in several bytes
 
 
 class PublishPacket(NamedTuple):
-    """A PUBLISH packet.
+    """A PUBLISH packet."""
 
-    Attributes
-    ----------
-    topic, payload
-        The payload that was published, and its topic.
-    packet_id
-        0 at QoS 0.
-    qos
-        0, 1 or 2.
-    is_repeat
-        Whether the broker may have sent it before (DUP).
-    is_retained
-        Whether the broker kept it for new subscribers.
-    """
-
+    # The payload that was published, and its topic.
     topic: bytes
     payload: bytes
-    packet_id: int
-    qos: int
-    is_repeat: bool
-    is_retained: bool
+    packet_id: int  # 0 at QoS 0
+    qos: int  # 0, 1 or 2
+    is_repeat: bool  # whether the broker may have sent it before (DUP)
+    is_retained: bool  # whether the broker kept it for new subscribers
 
 
 def read_publish(first: int, body: bytes, *, has_properties: bool) -> PublishPacket:

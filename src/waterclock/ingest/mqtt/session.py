@@ -32,27 +32,15 @@ _LOOK_EVERY = 0.5  # s
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The state that the sessions of an ingest share.
-
-    Attributes
-    ----------
-    broker
-        The broker.
-    rules
-        Returns the current rules.
-    inbox
-        Takes received messages.
-    progress, tell
-        The counts, and the function that receives events.
-    note_dropped
-        Takes the name of a session and the number of messages that the broker has dropped.
-    """
+    """The state that the sessions of an ingest share."""
 
     broker: Broker
-    rules: Callable[[], RuleSet]
-    inbox: Inbox[Received]
+    rules: Callable[[], RuleSet]  # returns the current rules
+    inbox: Inbox[Received]  # takes received messages
+    # The counts, and the function that receives events.
     progress: IngestProgress
     tell: Tell
+    # Takes the name of a session and the number of messages that the broker has dropped.
     note_dropped: Callable[[str, int], None]
 
 

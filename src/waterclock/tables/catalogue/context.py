@@ -38,73 +38,33 @@ class TableContext:
 
     Two contexts are equal if all their statements are equal, so that each statement is built once. They may belong to
     different databases, or to one table that was opened twice.
-
-    Attributes
-    ----------
-    backend
-        The database it is in.
-    table_id, name
-        Its key and its name in the catalogue; the SQL table has the same name.
-    options
-        The options at the time when the table was opened.
-    rows
-        Its SQL table.
-    sql
-        The database-specific statements.
-    revision
-        The version of its row in the catalogue.
-    paused_until
-        No message is sent before then, ns; None if it is not paused.
-    marks
-        The cursor of its claims.
-    reached
-        The cursor of routing.
-    turns
-        The progress of routing in a table whose keys take turns.
-    sweeps
-        The progress of checks for groups that contradict their messages.
-    purge_place
-        The progress of purging.
-    refused_seqs, refused_groups
-        Messages and groups that claims skip; new messages of those groups are not routed.
-    unbalanced
-        Consumers of this process that joined and must still get their share of the groups that others have.
-    narrowing
-        When a refused claim may be narrowed down again.
-    probing
-        When skipped messages may be retried.
-    ticks
-        When its schedules must be checked.
-    drawn_ids
-        Ids drawn ahead for messages that are put through it.
-    lease_length
-        The length of leases by its options.
-    dead
-        Its dead-letter table; None if it has none.
     """
 
-    backend: Backend
+    backend: Backend  # the database it is in
+    # Its key and its name in the catalogue; the SQL table has the same name.
     table_id: int
     name: str
-    options: TableOptions
-    rows: sa.Table
-    sql: TableDialect
-    revision: int
-    paused_until: int | None
-    marks: ClaimCursor = field(default_factory=ClaimCursor)
-    reached: Reached = field(default_factory=Reached)
-    turns: KeyTurns = field(default_factory=KeyTurns)
-    sweeps: Sweeps = field(default_factory=Sweeps)
-    purge_place: PurgePlace = field(default_factory=PurgePlace)
+    options: TableOptions  # the options at the time when the table was opened
+    rows: sa.Table  # its SQL table
+    sql: TableDialect  # the database-specific statements
+    revision: int  # the version of its row in the catalogue
+    paused_until: int | None  # no message is sent before then, ns; None if it is not paused
+    marks: ClaimCursor = field(default_factory=ClaimCursor)  # the cursor of its claims
+    reached: Reached = field(default_factory=Reached)  # the cursor of routing
+    turns: KeyTurns = field(default_factory=KeyTurns)  # the progress of routing in a table whose keys take turns
+    sweeps: Sweeps = field(default_factory=Sweeps)  # the progress of checks for groups that contradict their messages
+    purge_place: PurgePlace = field(default_factory=PurgePlace)  # the progress of purging
+    # Messages and groups that claims skip; new messages of those groups are not routed.
     refused_seqs: PassedBy[int] = field(default_factory=PassedBy[int])
     refused_groups: PassedBy[str] = field(default_factory=PassedBy[str])
+    # Consumers of this process that joined and must still get their share of the groups that others have.
     unbalanced: set[str] = field(default_factory=set[str])
-    narrowing: Narrowing = field(default_factory=Narrowing)
-    probing: Narrowing = field(default_factory=Narrowing)
-    ticks: Ticks = field(default_factory=Ticks)
-    drawn_ids: DrawnIds = field(default_factory=DrawnIds)
-    dead: TableContext | None = None
-    lease_length: LeaseLength = field(init=False)
+    narrowing: Narrowing = field(default_factory=Narrowing)  # when a refused claim may be narrowed down again
+    probing: Narrowing = field(default_factory=Narrowing)  # when skipped messages may be retried
+    ticks: Ticks = field(default_factory=Ticks)  # when its schedules must be checked
+    drawn_ids: DrawnIds = field(default_factory=DrawnIds)  # ids drawn ahead for messages that are put through it
+    dead: TableContext | None = None  # its dead-letter table; None if it has none
+    lease_length: LeaseLength = field(init=False)  # the length of leases by its options
     _facts: tuple[object, ...] = field(init=False)
     _hash: int = field(init=False)
 

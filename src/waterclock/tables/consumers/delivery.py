@@ -74,19 +74,12 @@ _FACTS = (
 
 
 class Claim(NamedTuple):
-    """The claim that took a message.
+    """The claim that took a message."""
 
-    Attributes
-    ----------
-    id, consumer
-        Its number, and who made it.
-    began
-        When it began, ns of the monotonic clock.
-    """
-
+    # Its number, and who made it.
     id: int
     consumer: str | None
-    began: int
+    began: int  # when it began, ns of the monotonic clock
 
 
 class Delivery:

@@ -50,21 +50,11 @@ _ALL: Bound = (None, ())
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A consumer's request.
+    """A consumer's request."""
 
-    Attributes
-    ----------
-    consumer
-        Name of the consumer, for operators.
-    selection
-        Which messages, and in which order; None: all, in the table's order.
-    max_groups
-        Maximum number of exclusive groups; None: any number.
-    """
-
-    consumer: str | None
-    selection: Selection | None = None
-    max_groups: int | None = None
+    consumer: str | None  # name of the consumer, for operators
+    selection: Selection | None = None  # which messages, and in which order; None: all, in the table's order
+    max_groups: int | None = None  # maximum number of exclusive groups; None: any number
 
     @property
     def what(self) -> tuple[Hashable, ...]:

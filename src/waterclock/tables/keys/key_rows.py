@@ -47,22 +47,13 @@ Place = tuple[str, int]
 
 
 class KeyState(NamedTuple):
-    """What the row of a key says about its messages.
+    """What the row of a key says about its messages."""
 
-    Attributes
-    ----------
-    first_at
-        No routed message is due earlier, ns.
-    gap_from, gap_to
-        No routed message is due between these times, ns.
-    used_until
-        Until when the row must be kept for the rate limit, ns.
-    """
-
-    first_at: int
+    first_at: int  # no routed message is due earlier, ns
+    # No routed message is due between these times, ns.
     gap_from: int
     gap_to: int
-    used_until: int = 0
+    used_until: int = 0  # until when the row must be kept for the rate limit, ns
 
     def with_due(self, at: int) -> KeyState:
         """Return the state with an unclaimed message that is due already."""

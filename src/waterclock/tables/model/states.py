@@ -37,34 +37,17 @@ Hold = Literal["paused", "rate", "key_rate", "limit", "owner_away", "unsettled",
 
 @dataclass(frozen=True, slots=True)
 class MessageColumns:
-    """The columns that decide on a message's state.
+    """The columns that decide on a message's state."""
 
-    Attributes
-    ----------
-    time_acked, ack_held_at
-        When it was acked, and when an ack came that is held back, ns; None: never.
-    leased
-        Whether its row has a claim id, which it keeps until the end of the lease is noticed.
-    time_next
-        When it is sent next, ns; the end of the lease if it is leased.
-    epoch
-        How often it was sent.
-    expires_at
-        When it expires, ns; None: never.
-    dropped
-        Whether it expired or was cancelled, and was dropped like an acked one.
-    cancelled
-        Whether it was cancelled.
-    """
-
+    # When it was acked, and when an ack came that is held back, ns; None: never.
     time_acked: int | None
     ack_held_at: int | None
-    leased: bool
-    time_next: int
-    epoch: int
-    expires_at: int | None = None
-    dropped: bool = False
-    cancelled: bool = False
+    leased: bool  # whether its row has a claim id, which it keeps until the end of the lease is noticed
+    time_next: int  # when it is sent next, ns; the end of the lease if it is leased
+    epoch: int  # how often it was sent
+    expires_at: int | None = None  # when it expires, ns; None: never
+    dropped: bool = False  # whether it expired or was cancelled, and was dropped like an acked one
+    cancelled: bool = False  # whether it was cancelled
 
 
 def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: int | None = None) -> MessageState:

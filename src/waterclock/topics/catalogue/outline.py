@@ -15,52 +15,30 @@ from waterclock.topics.model.literals import By
 
 
 class LedgerBlock(NamedTuple):
-    """A ledger, or a sampled one that represents all ledgers up to the next sample.
+    """A ledger, or a sampled one that represents all ledgers up to the next sample."""
 
-    Attributes
-    ----------
-    ledger, stands_for
-        Its number, and how many ledgers the block stands for.
-    state
-        State of the ledger; ``missing`` if the catalogue lacks it though it was not deleted.
-    first_ordinal, messages
-        Number of its first message in the topic, and how many messages the block holds.
-    begin, end
-        Smallest and largest time of the ledger, ns; None: not measured, or empty.
-    peak
-        Largest time of this ledger and of all before it, ns.
-    """
-
+    # Its number, and how many ledgers the block stands for.
     ledger: int
     stands_for: int
-    state: LedgerState | str
+    state: LedgerState | str  # state of the ledger; ``missing`` if the catalogue lacks it though it was not deleted
+    # Number of its first message in the topic, and how many messages the block holds.
     first_ordinal: int
     messages: int
+    # Smallest and largest time of the ledger, ns; None: not measured, or empty.
     begin: int | None
     end: int | None
-    peak: int | None
+    peak: int | None  # largest time of this ledger and of all before it, ns
 
 
 class Outline(NamedTuple):
-    """The ledgers of a range of time.
+    """The ledgers of a range of time."""
 
-    Attributes
-    ----------
-    blocks
-        In order.
-    trimmed_ledgers, trimmed_messages
-        The ledgers and messages that were deleted at the beginning of the topic.
-    head
-        Number of the next message to be written.
-    lost
-        The first ledgers that a repair has recorded as lost, also those between samples.
-    """
-
-    blocks: list[LedgerBlock]
+    blocks: list[LedgerBlock]  # in order
+    # The ledgers and messages that were deleted at the beginning of the topic.
     trimmed_ledgers: int
     trimmed_messages: int
-    head: int
-    lost: list[int]
+    head: int  # number of the next message to be written
+    lost: list[int]  # the first ledgers that a repair has recorded as lost, also those between samples
 
 
 def outline(

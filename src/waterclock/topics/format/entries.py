@@ -51,34 +51,20 @@ _LEAST_OF_ARROW = 1200
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One append, encoded.
+    """One append, encoded."""
 
-    Attributes
-    ----------
-    data, messages, bounds
-        Its bytes, how many messages they hold, and the bounds of their times; empty bytes if every message was
-        rejected.
-    given
-        How many messages were passed.
-    checksum
-        Checksum of their contents (`waterclock.topics.format.content_checksum`); 0 if not requested.
-    rejected
-        The messages that were passed and are not in the entry.
-    times
-        The times of all passed messages, so that a repeat is judged as it was the first time; None if the topic has no
-        limit and no checksum was requested.
-    verdict
-        How they were judged; None if all were accepted.
-    """
-
+    # Its bytes, how many messages they hold, and the bounds of their times; empty bytes if every message was
+    # rejected.
     data: bytes
     messages: int
     bounds: Bounds
-    given: int
-    checksum: int = 0
-    rejected: tuple[Rejected, ...] = ()
+    given: int  # how many messages were passed
+    checksum: int = 0  # checksum of their contents (`waterclock.topics.format.content_checksum`); 0 if not requested
+    rejected: tuple[Rejected, ...] = ()  # the messages that were passed and are not in the entry
+    # The times of all passed messages, so that a repeat is judged as it was the first time; None if the topic has no
+    # limit and no checksum was requested.
     times: ClockTimes | None = None
-    verdict: Verdict | None = None
+    verdict: Verdict | None = None  # how they were judged; None if all were accepted
 
 
 class Decoded(NamedTuple):

@@ -22,25 +22,16 @@ _ROW = ("ledger", "first_ordinal", "entries", "messages", "closed_at", "opened_a
 
 
 class LedgerFacts(NamedTuple):
-    """A file's facts about one of its ledgers, named as in the catalogue.
+    """A file's facts about one of its ledgers, named as in the catalogue."""
 
-    Attributes
-    ----------
-    ledger, first_ordinal, entries, messages, closed_at
-        Those of the ledger, including messages that are recorded as lost.
-    opened_at
-        When it got its first entry, ns; None if that is not known.
-    row_groups
-        The place of its messages, and their bounds.
-    """
-
+    # Those of the ledger, including messages that are recorded as lost.
     ledger: int
     first_ordinal: int
     entries: int
     messages: int
     closed_at: int
-    opened_at: int | None
-    row_groups: Sequence[RowGroup]
+    opened_at: int | None  # when it got its first entry, ns; None if that is not known
+    row_groups: Sequence[RowGroup]  # the place of its messages, and their bounds
 
     @classmethod
     def of_row(cls, row: Mapping[Any, Any], row_groups: Sequence[RowGroup]) -> LedgerFacts:
@@ -49,19 +40,12 @@ class LedgerFacts(NamedTuple):
 
 
 class FileFacts(NamedTuple):
-    """A file's facts about itself.
+    """A file's facts about itself."""
 
-    Attributes
-    ----------
-    topic, origin
-        Name of its topic, and a number that is unique to it over all databases.
-    ledgers
-        Its ledgers, in order.
-    """
-
+    # Name of its topic, and a number that is unique to it over all databases.
     topic: str
     origin: str
-    ledgers: Sequence[LedgerFacts]
+    ledgers: Sequence[LedgerFacts]  # its ledgers, in order
 
 
 def facts_metadata(topic: str, origin: str, facts: Sequence[LedgerFacts]) -> dict[str, str]:

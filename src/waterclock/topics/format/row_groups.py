@@ -18,32 +18,19 @@ from waterclock.topics.model.bounds import Bounds, raised
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """One row group of a sealed ledger, as the catalogue describes it.
+    """One row group of a sealed ledger, as the catalogue describes it."""
 
-    Attributes
-    ----------
-    messages
-        How many it holds.
-    entry, index
-        Place of its first message in the ledger.
-    bounds
-        Bounds of its times.
-    peak
-        Running maximum of each time from the start of the ledger to the end of this row group, ns.
-    number, row
-        If several ledgers share a file: which of its row groups holds these messages, and from which row on. None if
-        the ledger has the file to itself, so that the file's row groups are the ledger's.
-    skipped
-        How many messages immediately before it are recorded as lost: they have numbers, but are not stored.
-    """
-
-    messages: int
+    messages: int  # how many it holds
+    # Place of its first message in the ledger.
     entry: int
     index: int
-    bounds: Bounds
-    peak: dict[str, int]
+    bounds: Bounds  # bounds of its times
+    peak: dict[str, int]  # running maximum of each time from the start of the ledger to the end of this row group, ns
+    # If several ledgers share a file: which of its row groups holds these messages, and from which row on. None if
+    # the ledger has the file to itself, so that the file's row groups are the ledger's.
     number: int | None = None
     row: int = 0
+    # How many messages immediately before it are recorded as lost: they have numbers, but are not stored.
     skipped: int = 0
 
     @classmethod

@@ -28,34 +28,18 @@ _NO_BOUNDS = dict.fromkeys(COUNTER_COLUMNS[_BOUNDS:_PEAK])
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """The current end of a topic.
+    """The current end of a topic."""
 
-    Attributes
-    ----------
-    ledger
-        The open ledger.
-    entries, messages, bytes
-        How many the open ledger has.
-    ordinal
-        Number of the next message in the topic.
-    opened_at
-        When the open ledger got its first entry, ns; None while it is empty.
-    bounds
-        The open ledger's; None while it is empty.
-    peak
-        Running maximum over all closed ledgers; None before the first is closed.
-    roll_after, roll_size
-        When the open ledger is due to be closed: ns, bytes.
-    """
-
-    ledger: int
+    ledger: int  # the open ledger
+    # How many the open ledger has.
     entries: int
     messages: int
     bytes: int
-    ordinal: int
-    opened_at: int | None
-    bounds: Bounds | None
-    peak: Mapping[str, int] | None
+    ordinal: int  # number of the next message in the topic
+    opened_at: int | None  # when the open ledger got its first entry, ns; None while it is empty
+    bounds: Bounds | None  # the open ledger's; None while it is empty
+    peak: Mapping[str, int] | None  # running maximum over all closed ledgers; None before the first is closed
+    # When the open ledger is due to be closed: ns, bytes.
     roll_after: int | None
     roll_size: int
 

@@ -30,25 +30,14 @@ class NumbersUsedError(InvalidArgumentError):
 
 
 class ProducerAppend(NamedTuple):
-    """A producer, and the numbers of the messages in an append.
+    """A producer, and the numbers of the messages in an append."""
 
-    Attributes
-    ----------
-    name
-        The producer's name in its topic.
-    first, last
-        Numbers of the first and the last message of the append.
-    producer_epoch
-        Which instance of the producer it is; None: any.
-    checksum
-        Of the messages' contents (`waterclock.topics.format.content_checksum`).
-    """
-
-    name: str
+    name: str  # the producer's name in its topic
+    # Numbers of the first and the last message of the append.
     first: int
     last: int
-    producer_epoch: int | None
-    checksum: int
+    producer_epoch: int | None  # which instance of the producer it is; None: any
+    checksum: int  # of the messages' contents (`waterclock.topics.format.content_checksum`)
 
 
 class Verdict(NamedTuple):
@@ -67,26 +56,16 @@ class Repeat(NamedTuple):
 
 
 class AppendMetadata(NamedTuple):
-    """One of a producer's last appends.
+    """One of a producer's last appends."""
 
-    Attributes
-    ----------
-    first, last
-        Numbers of its first and its last message.
-    ledger, entry
-        Its position; None if all of its messages were rejected.
-    checksum
-        Of the messages that were given.
-    verdict
-        As of `Repeat`.
-    """
-
+    # Numbers of its first and its last message.
     first: int
     last: int
+    # Its position; None if all of its messages were rejected.
     ledger: int | None
     entry: int | None
-    checksum: int
-    verdict: Verdict | None = None
+    checksum: int  # of the messages that were given
+    verdict: Verdict | None = None  # as of `Repeat`
 
     @classmethod
     def read(cls, values: Sequence[Any]) -> Self:

@@ -101,23 +101,16 @@ def plan_runs(
 
 
 class _Unit(NamedTuple):
-    """The smallest unit of a slice: an entry, a row group of a ledger, or a whole sealed ledger.
+    """The smallest unit of a slice: an entry, a row group of a ledger, or a whole sealed ledger."""
 
-    Attributes
-    ----------
-    start, stop, messages, path
-        As of `Slice`.
-    numbers
-        The first and the last of the file's row groups that hold it; None: all that hold the ledger.
-    size, checksums
-        The file's length in bytes, and its checksums for the ledger in the catalogue.
-    """
-
+    # As of `Slice`.
     start: Position
     stop: Position
     messages: int
     path: str | None = None
+    # The first and the last of the file's row groups that hold it; None: all that hold the ledger.
     numbers: tuple[int, int] | None = (0, 0)
+    # The file's length in bytes, and its checksums for the ledger in the catalogue.
     size: int = 0
     checksums: bytes | None = None
 

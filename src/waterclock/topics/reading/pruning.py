@@ -17,17 +17,11 @@ from waterclock.topics.model.bounds import Bounds
 
 @dataclass(frozen=True)
 class ReadFilter:
-    """Limits within which messages are wanted. Pieces without such a message need not be read.
+    """Limits within which messages are wanted. Pieces without such a message need not be read."""
 
-    Attributes
-    ----------
-    times
-        By event_time, publish_time and receive_time: the smallest and the largest wanted, ns.
-    sources, streams
-        The sources and the streams wanted; None: all.
-    """
-
+    # By event_time, publish_time and receive_time: the smallest and the largest wanted, ns.
     times: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    # The sources and the streams wanted; None: all.
     sources: Collection[str] | None = None
     streams: Collection[str] | None = None
 

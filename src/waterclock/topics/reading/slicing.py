@@ -29,22 +29,13 @@ from waterclock.topics.store.sealed_file import SealedFile
 
 @dataclass(frozen=True, slots=True)
 class TopicAddress:
-    """Everything that another process needs to open a topic. Can be pickled; holds no open resource.
+    """Everything that another process needs to open a topic. Can be pickled; holds no open resource."""
 
-    Attributes
-    ----------
-    url
-        The database, with its password.
-    topic_id, topic
-        The topic's key and name.
-    files
-        The store of its ledger files.
-    """
-
-    url: str = field(repr=False)
+    url: str = field(repr=False)  # the database, with its password
+    # The topic's key and name.
     topic_id: int
     topic: str
-    files: LedgerFiles
+    files: LedgerFiles  # the store of its ledger files
 
     @classmethod
     def of(cls, storage: Storage) -> Self:
@@ -58,34 +49,20 @@ class TopicAddress:
 
 
 class Slice(NamedTuple):
-    """A piece of one ledger, or of several that share a file. Can be pickled; holds no data and no open resource.
+    """A piece of one ledger, or of several that share a file. Can be pickled; holds no data and no open resource."""
 
-    Attributes
-    ----------
-    address
-        The topic. Its database is opened only for a piece that was unsealed when it was cut, and for damaged parts.
-    start, stop
-        First position, and the one to stop before.
-    messages
-        Maximum number of messages; exact unless it begins or ends inside a row group.
-    path
-        Name of the sealed ledgers' file in the store; None: its entries are rows of the database.
-    groups
-        Row groups of the file to read: the first, and the one to stop before; None: all of them.
-    size
-        The file's length, bytes.
-    checksums
-        The file's checksums from the catalogue (`FileChecksums`), for each ledger.
-    """
-
+    # The topic. Its database is opened only for a piece that was unsealed when it was cut, and for damaged parts.
     address: TopicAddress
+    # First position, and the one to stop before.
     start: Position
     stop: Position
-    messages: int
+    messages: int  # maximum number of messages; exact unless it begins or ends inside a row group
+    # Name of the sealed ledgers' file in the store; None: its entries are rows of the database.
     path: str | None = None
+    # Row groups of the file to read: the first, and the one to stop before; None: all of them.
     groups: tuple[int, int] | None = (0, 0)
-    size: int = 0
-    checksums: tuple[bytes, ...] = ()
+    size: int = 0  # the file's length, bytes
+    checksums: tuple[bytes, ...] = ()  # the file's checksums from the catalogue (`FileChecksums`), for each ledger
 
     def __repr__(self) -> str:
         # Spark shows this in its pages and logs.

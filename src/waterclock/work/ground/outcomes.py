@@ -67,23 +67,12 @@ Verb = Literal["ack", "back_off", "snooze", "dead_letter", "discard", "give_back
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a message.
+    """The outcome of a message."""
 
-    Attributes
-    ----------
-    verb
-        The operation.
-    delay
-        After how long it is sent again, ns; None: the table's back-off.
-    why
-        The error or reason.
-    frames, traceback
-        If the handler failed, the last frames, and the whole traceback; otherwise None.
-    """
-
-    verb: Verb
-    delay: int | None = None
-    why: str | None = None
+    verb: Verb  # the operation
+    delay: int | None = None  # after how long it is sent again, ns; None: the table's back-off
+    why: str | None = None  # the error or reason
+    # If the handler failed, the last frames, and the whole traceback; otherwise None.
     frames: str | None = None
     traceback: str | None = None
 

@@ -62,29 +62,16 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The child has handled a message.
+    """The child has handled a message."""
 
-    Attributes
-    ----------
-    process, claim_id, seq
-        The child's process id, and the message: the parent accepts no other answer.
-    outcome
-        The outcome.
-    over
-        Whether the handler itself has acked it or given it back.
-    undecided
-        Whether it was acked in the handler's transaction, which decides its outcome.
-    memory
-        Memory used by the child, bytes.
-    """
-
+    # The child's process id, and the message: the parent accepts no other answer.
     process: int
     claim_id: int
     seq: int
     outcome: Outcome
-    over: bool
-    undecided: bool
-    memory: int
+    over: bool  # whether the handler itself has acked it or given it back
+    undecided: bool  # whether it was acked in the handler's transaction, which decides its outcome
+    memory: int  # memory used by the child, bytes
 
 
 class Home:

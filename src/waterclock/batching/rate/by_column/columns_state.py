@@ -24,24 +24,14 @@ _NAME = "the state of rate-aware columns"
 
 
 class RateColumnsState(NamedTuple):
-    """The whole state of rate-aware columns.
+    """The whole state of rate-aware columns."""
 
-    Attributes
-    ----------
-    factor
-        The timeout in batch lengths; None for no timeout.
-    taken
-        Total number of messages.
-    boundaries, run
-        The streams whose messages cut windows, and the run after the last batch, ns.
-    row_of, facts, tracks, rings, codes, times, numbers, waits_for, clocks, shifts, elsewhere, runs
-        The attributes of `RateAwareColumns` of these names; of the last two, the rows in use.
-    """
-
-    factor: Fraction | None
-    taken: int
+    factor: Fraction | None  # the timeout in batch lengths; None for no timeout
+    taken: int  # total number of messages
+    # The streams whose messages cut windows, and the run after the last batch, ns.
     boundaries: list[str]
     run: int | None
+    # The attributes of `RateAwareColumns` of these names; of the last two, the rows in use.
     row_of: Array
     facts: Array
     tracks: Array

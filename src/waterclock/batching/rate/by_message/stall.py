@@ -13,25 +13,15 @@ _SECOND = 1_000_000_000
 
 
 class Elsewhere(NamedTuple):
-    """Traffic outside the window: event times at most 1000 lengths apart.
+    """Traffic outside the window: event times at most 1000 lengths apart."""
 
-    Attributes
-    ----------
-    oldest, newest
-        Event times, ns.
-    covered
-        How far its time has advanced, ns; a gap of more than three lengths counts as three, and counting stops at 10.
-    calls
-        How many calls brought it; two are enough.
-    mark
-        The high-water mark before it came, ns.
-    """
-
+    # Event times, ns.
     oldest: int
     newest: int
+    # How far its time has advanced, ns; a gap of more than three lengths counts as three, and counting stops at 10.
     covered: int
-    calls: int
-    mark: int
+    calls: int  # how many calls brought it; two are enough
+    mark: int  # the high-water mark before it came, ns
 
     def has_moved_on(self, batch_length: int) -> bool:
         """Return whether it has advanced by 10 batch lengths (ns) in more than one call."""

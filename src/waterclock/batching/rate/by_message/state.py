@@ -92,37 +92,18 @@ def to_bytes(
 
 @dataclass(slots=True)
 class RateState:
-    """The decoded state of a batcher.
+    """The decoded state of a batcher."""
 
-    Attributes
-    ----------
-    rule
-        Options of the batcher when it was made.
-    gated
-        Which streams may gate; None if a function chooses.
-    boundaries
-        The streams whose messages cut windows.
-    waited
-        Seconds that the window has waited.
-    unmoved, elsewhere
-        See `StallWatch`.
-    silence
-        When the source is forgotten.
-    adaptive
-        The rule of the length, if it is adaptive.
-    alignment
-        The clocks of the streams, if they are aligned.
-    """
-
-    rule: RateRule
-    gated: Gated | None
-    boundaries: list[str]
-    waited: float
+    rule: RateRule  # options of the batcher when it was made
+    gated: Gated | None  # which streams may gate; None if a function chooses
+    boundaries: list[str]  # the streams whose messages cut windows
+    waited: float  # seconds that the window has waited
+    # See `StallWatch`.
     unmoved: int
     elsewhere: list[Elsewhere]
-    silence: Silence
-    adaptive: AdaptiveBatchLength | None
-    alignment: ClockAlignment | None
+    silence: Silence  # when the source is forgotten
+    adaptive: AdaptiveBatchLength | None  # the rule of the length, if it is adaptive
+    alignment: ClockAlignment | None  # the clocks of the streams, if they are aligned
     _facts: dict[str, Any] | None
     _messages: Iterator[Message]
 

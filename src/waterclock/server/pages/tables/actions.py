@@ -43,25 +43,14 @@ router = APIRouter(include_in_schema=False)
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """The effect of an action.
+    """The effect of an action."""
 
-    Attributes
-    ----------
-    ids, dead
-        Waiting messages and dead letters that it changes by id.
-    count
-        How many rows in all.
-    more
-        Whether there are more, which it would leave unchanged.
-    complete
-        Whether every message was checked.
-    """
-
+    # Waiting messages and dead letters that it changes by id.
     ids: Sequence[Any] = ()
     dead: Sequence[Any] = ()
-    count: int = 0
-    more: bool = False
-    complete: bool = True
+    count: int = 0  # how many rows in all
+    more: bool = False  # whether there are more, which it would leave unchanged
+    complete: bool = True  # whether every message was checked
 
 
 @router.get("/tables/{table:name}/act/{action}")

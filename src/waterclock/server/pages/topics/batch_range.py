@@ -61,37 +61,20 @@ class BatchWindow(NamedTuple):
 
 
 class Batched(NamedTuple):
-    """Messages of a range with their verdicts, and the windows of their sources.
-
-    Attributes
-    ----------
-    sources, streams
-        Names.
-    source_of, stream_of
-        For each message, the place of its names.
-    event_times
-        ns.
-    verdicts
-        For each message, a reason of rejection, ``accepted`` or ``open``, as its place in `VERDICTS`.
-    windows
-        By source, in order of start.
-    clocks
-        By source, its clock: the receive clock, or by rate the high-water mark, ns.
-    read
-        How many messages were read.
-    is_exact
-        False if messages that were deleted, or are too old to read, may have cut the windows differently.
-    """
+    """Messages of a range with their verdicts, and the windows of their sources."""
 
     sources: list[str]
     streams: list[str]
+    # For each message, the place of its names.
     source_of: npt.NDArray[np.int32]
     stream_of: npt.NDArray[np.int32]
-    event_times: Ints
+    event_times: Ints  # ns
+    # For each message, a reason of rejection, ``accepted`` or ``open``, as its place in `VERDICTS`.
     verdicts: npt.NDArray[np.uint8]
-    windows: dict[str, list[BatchWindow]]
-    clocks: dict[str, int]
-    read: int
+    windows: dict[str, list[BatchWindow]]  # by source, in order of start
+    clocks: dict[str, int]  # by source, its clock: the receive clock, or by rate the high-water mark, ns
+    read: int  # how many messages were read
+    # False if messages that were deleted, or are too old to read, may have cut the windows differently.
     is_exact: bool
 
 

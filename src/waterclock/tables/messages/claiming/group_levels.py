@@ -24,27 +24,15 @@ from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The messages available to a consumer.
+    """The messages available to a consumer."""
 
-    Attributes
-    ----------
-    now
-        The current time, ns.
-    unrouted
-        Whether there are unrouted messages.
-    of_unassigned, of_mine
-        The highest priority below the requested one, of unassigned groups and of the consumer's own.
-    newest
-        The seq up to which messages were examined.
-    free
-        The first due unassigned groups of that priority, locked by the transaction; None: not looked for.
-    """
-
-    now: int
-    unrouted: bool
+    now: int  # the current time, ns
+    unrouted: bool  # whether there are unrouted messages
+    # The highest priority below the requested one, of unassigned groups and of the consumer's own.
     of_unassigned: int | None
     of_mine: int | None
-    newest: int | None
+    newest: int | None  # the seq up to which messages were examined
+    # The first due unassigned groups of that priority, locked by the transaction; None: not looked for.
     free: Sequence[Any] | None = None
 
 

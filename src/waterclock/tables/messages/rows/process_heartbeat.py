@@ -99,22 +99,13 @@ class OpenSubscription(Protocol):
 
 
 class RunningHandler(NamedTuple):
-    """A handler that runs.
+    """A handler that runs."""
 
-    Attributes
-    ----------
-    message_id, consumer
-        Its message, and the consumer that received it.
-    began_at
-        When it was called, monotonic ns.
-    is_stuck
-        Whether it still runs after its time limit.
-    """
-
+    # Its message, and the consumer that received it.
     message_id: str
     consumer: str | None
-    began_at: int
-    is_stuck: bool
+    began_at: int  # when it was called, monotonic ns
+    is_stuck: bool  # whether it still runs after its time limit
 
 
 class Activity(NamedTuple):

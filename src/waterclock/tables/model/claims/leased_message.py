@@ -6,29 +6,17 @@ from typing import Any, NamedTuple
 
 
 class Leased(NamedTuple):
-    """A message as its consumer sees it.
+    """A message as its consumer sees it."""
 
-    Attributes
-    ----------
-    seq, id
-        Key of the row, and id of the message.
-    claim_id
-        The id of the claim that took it; any later operation of another consumer changes it in the row.
-    group_id, position
-        Its group and its position; None if it is ungrouped.
-    due
-        When it was due before it was claimed, ns.
-    epoch
-        How often it has been sent.
-    """
-
+    # Key of the row, and id of the message.
     seq: int
     id: Any
-    claim_id: int
+    claim_id: int  # the id of the claim that took it; any later operation of another consumer changes it in the row
+    # Its group and its position; None if it is ungrouped.
     group_id: str | None
     position: int | None
-    due: int
-    epoch: int
+    due: int  # when it was due before it was claimed, ns
+    epoch: int  # how often it has been sent
 
 
 class Held(NamedTuple):
