@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -188,6 +189,24 @@ for first in range(0, len(times), 1_000):
 assert all(kernel.rows == 0 for kernel in kernels._kernels)
 """
     assert "numba" not in loaded_after(code)
+
+
+@pytest.mark.parametrize("suffixes", [(".py",), (".py", ".so")])
+def test_kernels_run_from_an_archive(suffixes: tuple[str, ...], tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "package.zip", "w") as archive:
+        for file in (ROOT / "src").rglob("*"):
+            if file.suffix in suffixes:
+                archive.write(file, file.relative_to(ROOT / "src"))
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / "package.zip")!r})
+from waterclock.batching.event_time import columns
+assert ".zip" in columns.__file__
+assert columns.KERNEL.shipped is None
+columns.read_clocks(columns.np.zeros(4, "i4"), columns.np.arange(4), columns.np.zeros(1, "i8"))
+assert columns.KERNEL.rows == 4
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_library_of_another_source_is_not_used() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from functools import cached_property
 from importlib import import_module
-from importlib.machinery import SourceFileLoader
+from importlib.abc import SourceLoader
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, cast
@@ -109,11 +109,11 @@ class Kernel:
         return module
 
     @property
-    def _file(self) -> tuple[SourceFileLoader, str]:
+    def _file(self) -> tuple[SourceLoader, str]:
         spec = find_spec(self.name)
         assert spec is not None  # noqa: S101  # a module of this package
         assert spec.origin is not None  # noqa: S101  # it has a source file
-        return cast("SourceFileLoader", spec.loader), spec.origin
+        return cast("SourceLoader", spec.loader), spec.origin
 
     @property
     def library(self) -> str:
@@ -145,7 +145,10 @@ class Kernel:
         UnavailableError
             The library belongs to another source, architecture or NumPy.
         """
-        self._file[0].path_stats(self.library)
+        try:
+            self._file[0].get_data(self.library)  # loaders of archives have no cheaper question
+        except OSError as error:
+            raise FileNotFoundError(self.library) from error
         return load_library(self.library, self.fingerprint, self.interpreted, self.interpreted.njit.signatures)
 
     @property
