@@ -28,7 +28,6 @@ _WELL = 2  # libpq's PGRES_TUPLES_OK: after it come the results of failed statem
 class Frame(NamedTuple):
     """The statements around a transaction."""
 
-    # The statements around a transaction.
     begin: tuple[str, ...]
     commit: str
     rollback: str

@@ -16,6 +16,10 @@ from waterclock.figures.svg import Svg, add, number, path, picture, shorten, tex
 from waterclock.time import format_time
 
 _SIDE = 10
+
+BARS = (1000 - 2 * _SIDE) // 4
+"""Bars on the axis of a picture of the usual width: one every 4 px."""
+
 _NAME = 18  # the strip above a lane that names it
 _REASONS = 14  # the strip at the bottom of a lane for close reasons
 _HEIGHT = 62
@@ -49,7 +53,7 @@ class ShownLane:
     windows: Sequence[ShownWindow] = ()  # in order of start
     # Each message: time (ns), its height in the lane from 0 to 1, and its verdict.
     dots: Sequence[tuple[int, float, str]] = ()
-    # Instead of dots, by verdict, how many messages lie in each of `bar_count` equal parts of the axis.
+    # Instead of dots, by verdict, how many messages lie in each of `BARS` equal parts of the axis.
     bars: Mapping[str, Sequence[int]] = field(default_factory=dict[str, Sequence[int]])
     clock: int | None = None  # its clock, ns; None: unknown
 
@@ -137,11 +141,6 @@ def _draw_bars(root: Element, counts: Mapping[str, Sequence[int]], top: float, s
             highest = max(columns, key=lambda column: column[2], default=None)
             if highest is not None:
                 path(root, f"{verdict} glyph", [GLYPHS[verdict](highest[0], highest[1] + 7, _GLYPH)])
-
-
-def bar_count(width: int = 1000) -> int:
-    """Return the number of bars on the axis: one every 4 px."""
-    return (width - 2 * _SIDE) // 4
 
 
 def _draw_axis(root: Element, scale: Scale, bottom: float) -> None:

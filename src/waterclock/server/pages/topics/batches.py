@@ -12,7 +12,7 @@ from starlette.responses import Response
 from waterclock.batching.event_time.rule import ACCEPTED, UNDECIDED, EventTimeRule
 from waterclock.batching.rate.by_message.batcher import RateAwareBatcher
 from waterclock.errors import InvalidArgumentError
-from waterclock.figures.lane_view import bar_count
+from waterclock.figures.lane_view import BARS
 from waterclock.server.access import ReadTopic
 from waterclock.server.api.formats import shapes
 from waterclock.server.api.formats.bodies import time_of
@@ -228,7 +228,7 @@ def _dots(times: Any, streams: Any, verdicts: Any, names: list[str]) -> dict[str
 
 def _bars(times: Any, verdicts: Any, view: TimeRange) -> dict[str, list[int]]:
     """Count messages by verdict in equal parts of the range."""
-    parts = bar_count()
+    parts = BARS
     places = times // (view.length // parts + 1)
     return {
         VERDICTS[verdict]: np.bincount(places[verdicts == verdict], minlength=parts).tolist()
@@ -239,7 +239,7 @@ def _bars(times: Any, verdicts: Any, view: TimeRange) -> dict[str, list[int]]:
 def _density(topic: Topic, view: TimeRange) -> dict[str, Any]:
     """Count messages in equal parts of the range from the catalogue alone, spread evenly within each ledger."""
     blocks = outline(topic.storage, "event_time", view.start, view.end, most=MOST_LEDGERS).blocks
-    parts = bar_count()
+    parts = BARS
     counts = np.zeros(parts)
     for place, block in enumerate(blocks):
         begin, end = block.begin, block.end
