@@ -95,6 +95,12 @@ class AdaptiveBatchLength:
         """The shortest and the longest length, ns."""
         return self._length(self._first), self._length(self._largest)
 
+    @property
+    def text(self) -> str:
+        """The bounds as a user reads them; equal texts are equal bounds."""
+        shortest, longest = map(format_duration, self.bounds)
+        return f"adaptive from {shortest} to {longest}"
+
     def processed(self, took: Duration, window: Duration | None = None) -> int:
         """Report how long a batch took to process.
 

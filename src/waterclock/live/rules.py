@@ -121,7 +121,7 @@ class ByRate:
             lengths_waited, of = cast("list[int]", timeout)
             timeout = format_duration(length * lengths_waited // of)
         if self.adaptive is not None:
-            lengths = f"adaptive from {lengths} to {format_duration(self.adaptive.bounds[1])}"
+            lengths = self.adaptive.text
         written = [f"batch_length = {lengths}, timeout = {timeout}, gated = {json.dumps(gated)}"]
         written += ["clocks = align"] * self.options.aligns
         for name in ("max_disorder", "forget_after"):

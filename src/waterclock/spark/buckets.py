@@ -32,6 +32,11 @@ BUCKETED_SCHEMA = "bucket INT, rows BINARY, clock BIGINT"
 """The columns in which messages reach the operator; ``rows`` is a cell of `ManySources`, and ``clock`` as in
 `waterclock.columnar.packing`."""
 
+BATCH_LENGTH = "batch_length"
+"""The column with the batch length of a micro-batch, ns."""
+
+_BUCKETED = ["bucket", "rows", "clock"]
+
 # Spark passes 10,000 rows of any size to Python at once, and an Arrow column holds at most 2 GiB.
 _LARGEST_CELL = 2**17
 _SEED = 42
@@ -49,14 +54,18 @@ def checked_buckets(buckets: int) -> int:
     return buckets
 
 
-def bucketed_schema(buckets: int, id_of: str | None = None) -> StructType:
-    """Return `BUCKETED_SCHEMA` as Spark's types; metadata hold the number of buckets, and the header of the ids."""
+def bucketed_schema(buckets: int, id_of: str | None = None, *, adapts: bool = False) -> StructType:
+    """Return `BUCKETED_SCHEMA` as Spark's types; metadata hold the number of buckets, and the header of the ids.
+
+    If the batch length adapts, each row also has the `BATCH_LENGTH` of its micro-batch.
+    """
     noted: dict[str, Any] = {_METADATA: buckets} | ({} if id_of is None else {_ID_METADATA: id_of})
     return StructType(
         [
             StructField("bucket", IntegerType(), metadata=noted),
             StructField("rows", BinaryType()),
             StructField("clock", LongType()),
+            *[StructField(BATCH_LENGTH, LongType())] * adapts,
         ]
     )
 
@@ -81,7 +90,7 @@ def id_header_of(schema: StructType) -> str | None:
 
 def buckets_of(schema: StructType) -> int | None:
     """Return into how many buckets the read has gathered a DataFrame's rows; None if it has not."""
-    if schema.names != bucketed_schema(1).names:
+    if schema.names[: len(_BUCKETED)] != _BUCKETED:
         return None
     return schema["bucket"].metadata.get(_METADATA)
 

@@ -53,7 +53,7 @@ class WaterclockSource(DataSource):
                 if options.fail_on_data_loss:
                     refuse_expired(topic, options.start)
             if options.buckets is not None:
-                return bucketed_schema(options.buckets, options.id_of)
+                return bucketed_schema(options.buckets, options.id_of, adapts=options.length_file is not None)
             if options.id_of is not None:
                 return numbered_schema(options.id_of)
             return CLOCKED_SCHEMA if options.packed else spark_schema(options.columns)

@@ -64,7 +64,7 @@ def expected(database: wc.Database) -> tuple[dict[str, bytes], list[wc.Rejection
     return {batch.id: batch.to_bytes() for batch in batches}, batcher.take_rejected()
 
 
-def landed(database: wc.Database) -> dict[str, bytes]:
-    table = database.table("batches")
+def landed(database: wc.Database, name: str = "batches") -> dict[str, bytes]:
+    table = database.table(name)
     with table.context.backend.snapshot() as connection:
         return {row.id: row.message for row in connection.execute(table.context.rows.select())}

@@ -75,8 +75,13 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         ),
         (
             'window = "500ms"\nmax_delay = "400ms"',
-            'by = "rate"\nbatch_length = "adaptive"',
-            "line 10: batching.batch_length = 'adaptive': batch_length must be a duration here, got 'adaptive'",
+            'by = "rate"\nbatch_length = "adaptive"\nlongest = "31d"',
+            "line 10: batching.batch_length = 'adaptive': batch_length must be at most 30d, got 2678400000000000",
+        ),
+        (
+            'window = "500ms"\nmax_delay = "400ms"',
+            'by = "rate"\nlongest = "2s"',
+            "line 10: batching.longest needs batch_length = 'adaptive', got '1s'",
         ),
         (
             'window = "500ms"',
@@ -231,6 +236,12 @@ def test_a_file_that_is_right_is_read(tmp_path: Path) -> None:
     by_rate = PIPELINE.replace('window = "500ms"', 'by = "rate"').replace("max_delay", "batch_length")
     file = read(write(tmp_path, by_rate))
     assert (file.by, file.rule) == ("rate", {"batch_length": "400ms"})
+    assert file.adaptive is None
+    adaptive = by_rate.replace('batch_length = "400ms"', 'batch_length = "adaptive"\nlongest = "3s"')
+    file = read(write(tmp_path, adaptive))
+    assert file.rule == {"batch_length": "1s"}
+    assert file.adaptive is not None
+    assert file.adaptive.text == "adaptive from 1s to 3s"
     lossy = PIPELINE.replace("[batching]", 'fail_on_data_loss = false\non_damage = "skip"\n[batching]')
     assert read(write(tmp_path, lossy)).source.losses == {"failOnDataLoss": "false", "onDamage": "skip"}
     least = PIPELINE.replace('trigger = "5s"', "").replace('start = "2026-07-01T10:00:00Z"', 'start = "3:0:1"')

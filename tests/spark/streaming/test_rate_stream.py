@@ -25,10 +25,10 @@ from waterclock.columnar.many_sources import nothing
 from waterclock.columnar.records import POSITIONED, records
 from waterclock.columnar.streams import slices
 from waterclock.columnar.streams.rate_options import RateOptions
-from waterclock.columnar.streams.rate_stream import RateStream, judge_by_rate
+from waterclock.columnar.streams.rate_stream import LengthFrom, RateStream, judge_by_rate
 from waterclock.errors import InvalidArgumentError, OutsideWindowWarning, SchemaError
 from waterclock.message import Message, Position
-from waterclock.time import MIN_NS
+from waterclock.time import MAX_NS, MIN_NS
 
 # Calls drawn at random bring anything.
 pytestmark = pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
@@ -107,6 +107,53 @@ def test_adjoining_ranges_of_a_replay_give_each_batch_once_and_wider_ones_the_sa
         assert found.get("s", []) == [batch for batch in whole if since <= batch[0] < until]
 
 
+@settings(max_examples=settings.default.max_examples * 3 // 10)  # of many calls each
+@given(
+    calls(),
+    options,
+    st.none() | st.integers(1, 3 * SECOND),
+    st.dictionaries(st.integers(0, 60), st.integers(2, 5), max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_a_replay_with_the_lengths_of_a_stream_returns_its_batches_whole_and_by_range(
+    arrivals: list[list[Message]],
+    chosen: dict[str, Any],
+    forget_after: int | None,
+    changes: dict[int, int],
+    chance: random.Random,
+) -> None:
+    arrivals = numbered([call for call in arrivals if call])
+    checked = RateOptions.checked(
+        **{"batch_length": "1s", "timeout": None, "gated": True, **chosen, "forget_after": forget_after}
+    )
+    lengths = {place: checked.rule.batch_length * times // 2 for place, times in changes.items()}
+    stream, batcher = RateStream(checked), RateAwareBatcher(**chosen, clock=frozen)
+    outcomes: list[pa.RecordBatch] = []
+    batches: list[Batch] = []
+    for first, stop in pairwise(sorted({0, len(arrivals), *(place for place in lengths if place < len(arrivals))})):
+        if first in lengths:
+            stream.set_batch_length(lengths[first])
+            batcher.set_batch_length(lengths[first])
+        promised = received_from(arrivals[stop:]) // 10**6 if chance.random() < 0.5 else 0
+        outcomes.append(stream.take(many([m for call in arrivals[first:stop] for m in call], chance), promised))
+        stream = RateStream.restore(stream.state(), checked)
+        batches += [batch for call in arrivals[first:stop] for batch in batcher.add(call)]
+    outcomes.append(stream.take(nothing(POSITIONED), flush=True))
+    expected = results_in_rows(outcomes)
+    if forget_after is None:
+        assert expected == results_of(batches + batcher.flush(), [])
+    recorded = [LengthFrom(*divmod(place, 3), length) for place, length in sorted(lengths.items())]
+    messages = [m for call in arrivals for m in call]
+    one_each = [row for m in messages for row in packed([m], chance)]
+    whole = expected.batches.get("s", [])
+    middle = whole[len(whole) // 2][0] if whole else 0
+    with patch.object(slices, "_MOST_OF_A_SOURCE", chance.choice([5, 2**20])):
+        assert results_in_rows(judge_by_rate(one_each, checked, lengths=recorded)) == expected
+        for since, until in ((MIN_NS, middle), (middle, MAX_NS)):
+            found = judge_by_rate(one_each, checked, span=ReplayRange(since, until), lengths=recorded)
+            assert results_in_rows(found).batches.get("s", []) == [b for b in whole if since <= b[0] < until]
+
+
 @pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR], ids=["ahead", "behind"])
 @pytest.mark.parametrize("length", [None, SECOND], ids=["each alone", "entries of a second"])
 def test_a_stream_recovers_from_a_silence_next_to_a_broken_clock_wherever_it_is_restored(
@@ -160,6 +207,18 @@ def test_a_source_that_a_promise_forgets_leaves_nothing_in_the_state() -> None:
     last = stream.take(nothing(POSITIONED), 13_701)
     assert results_in_rows([first, last]).batches["s"] == one_by_one(calls, {}).batches["s"]
     assert (stream.wakes_at, stream.is_empty, stream.state()) == (None, True, empty)
+
+
+def test_a_silence_ends_a_source_with_the_length_of_its_last_call() -> None:
+    options = RateOptions.checked("1s", None, gated=True, forget_after="10s")
+    # The second stream ends before the first: a window is open, and messages wait for the next one.
+    calls = numbered([[message(stream, at * 10**8) for stream in "ab"[: 1 + (at < 38)]] for at in range(52)])
+    stream = RateStream(options)
+    outcomes = [stream.take(many([m for call in calls for m in call], random.Random(1)))]  # noqa: S311
+    stream.set_batch_length(3 * SECOND)  # between two micro-batches, before the silence is noticed
+    outcomes.append(stream.take(nothing(POSITIONED), 15_101))
+    assert stream.is_empty
+    assert results_in_rows(outcomes) == one_by_one(calls, {"batch_length": "1s"})
 
 
 def test_a_source_that_is_silent_after_the_least_time_of_all_is_forgotten_too() -> None:

@@ -130,6 +130,16 @@ def test_a_rate_is_learned_over_micro_batches():
     assert sum(r["count"] for r in given_out(found)) + 10 >= 100
 
 
+def test_new_messages_bring_the_batch_length_of_their_micro_batch():
+    spark = TwsTester(RateProcessor(RATE, 4, adapts=True))
+    found: list[Row] = []
+    for k in range(100):
+        length = (1_000 if k < 35 else 2_000) * MS
+        arrived = row(("det", 100 * k, 100 * k), entry=k)
+        found += spark.test(0, [Row(**each.asDict(), batch_length=length) for each in arrived])
+    assert starts(found) == [-1, 0, 1_000, 2_000, 3_000, 4_000, 6_000, 8_000]
+
+
 def test_a_silent_source_of_a_rate_is_forgotten_when_the_watermark_has_passed_its_silence():
     options = RateOptions.checked("1s", None, gated=True, forget_after="10s")
     spark = TwsTester(RateProcessor(options, 4), timeMode="EventTime", eventTimeExtractor=lambda _: MAX_NS)

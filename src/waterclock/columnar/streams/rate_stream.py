@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +42,14 @@ _NO_ENTRY = -1
 
 # While it runs, the rule's state of a source takes 3 kB.
 _SOURCES_AT_ONCE = 4096
+
+
+class LengthFrom(NamedTuple):
+    """A batch length, and the entry from which it holds."""
+
+    ledger: int
+    entry: int
+    batch_length: int  # ns
 
 
 class RateStream:
@@ -109,6 +118,7 @@ class RateStream:
         times = np.ascontiguousarray(ordered.messages["event_time"])
         self._warn_of_long_calls(ordered, times, is_new, calls)
         places = self._places(ordered)
+        self._rules.adopt(np.flatnonzero(np.bincount(ordered.sources[calls])))
         offsets = self._aligned(ordered, places, times, is_new, calls)
         rows = self._rules.pairs[places, 2]
         found = self._rules.add(rows, times + offsets, _bounds(ordered), calls, lives.ends | flush)
@@ -121,9 +131,12 @@ class RateStream:
         return _outcome_rows(ordered, found, offsets if self._options.aligns else None)
 
     def set_batch_length(self, batch_length: int) -> None:
-        """Change the length (ns) from each source's next window on; the timeout stays in proportion."""
-        self._rule = self._rule.with_length(batch_length)
-        self._rules.use(self._rule)
+        """Change the length (ns) for each source's next call, from its next window on; the timeout stays in proportion.
+
+        A source without a further call keeps its length: if a silence ends it, its batches do not depend on the time
+        at which this is noticed.
+        """
+        self._rule = self._rules.rule = self._rule.with_length(batch_length)
 
     @property
     def wakes_at(self) -> int | None:
@@ -299,6 +312,7 @@ def judge_by_rate(
     *,
     ended: bool = True,  # whether these messages are the last; otherwise open windows are left out
     span: ReplayRange | None = None,  # as of `RateStream`
+    lengths: Sequence[LengthFrom] = (),  # in order of their places; none: the length is that of the options
 ) -> Iterator[pa.RecordBatch]:
     """Find the batches of packed messages, to the end: windows open there are closed as by ``flush``.
 
@@ -310,13 +324,33 @@ def judge_by_rate(
     large = RateStream(options, span)
     for part, begun, ends in slices(rows, sliced=True, by_entry=True):
         if begun or not ends:
-            yield large.take(from_packed(part, POSITIONED), flush=ends and ended)
+            yield from _taken(large, from_packed(part, POSITIONED), lengths, flush=ends and ended)
             if ends:
                 large = RateStream(options, span)
             continue
         cuts = np.flatnonzero(begins(encoded(part.column("source"))[1]))[::_SOURCES_AT_ONCE].tolist()
         for first, stop in pairwise([*cuts, len(part)]):
-            yield RateStream(options, span).take(from_packed(part.slice(first, stop - first), POSITIONED), flush=ended)
+            some = from_packed(part.slice(first, stop - first), POSITIONED)
+            yield from _taken(RateStream(options, span), some, lengths, flush=ended)
+
+
+def _taken(
+    stream: RateStream, arrived: ManySources, lengths: Sequence[LengthFrom], *, flush: bool
+) -> Iterator[pa.RecordBatch]:
+    """Add messages to a stream, each with the length that holds at its place."""
+    ledgers, entries = arrived.messages["ledger"], arrived.messages["entry"]
+    begun = np.zeros(len(ledgers), np.int64)
+    for each_length in lengths:
+        begun += (ledgers > each_length.ledger) | ((ledgers == each_length.ledger) & (entries >= each_length.entry))
+    numbers = np.flatnonzero(np.bincount(begun)).tolist() or [0]
+    for number in numbers:
+        if number:
+            stream.set_batch_length(lengths[number - 1].batch_length)
+        part = arrived
+        if len(numbers) > 1:
+            part = arrived.take(np.flatnonzero(begun == number))
+            part = part.of_sources(np.flatnonzero(np.bincount(part.sources)))
+        yield stream.take(part, flush=flush and number == numbers[-1])
 
 
 def _bounds(ordered: ManySources) -> npt.NDArray[np.int64]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.topics.catalogue.damage_policy import OnDamage
 
 By = Literal["event_time", "rate", "id"]
@@ -84,6 +85,8 @@ class Pipeline:
     by, rule
         The way of batching, and the arguments of `waterclock.spark.event_time_batches`,
         `waterclock.spark.rate_aware_batches` or `waterclock.spark.id_batches`.
+    adaptive
+        The rule of the batch length, whose shortest is that of ``rule``; None if the length is fixed.
     checkpoint
         Folder or URL of the stream's progress.
     trigger
@@ -98,6 +101,7 @@ class Pipeline:
     source: PipelineSource
     by: By
     rule: Mapping[str, Any]
+    adaptive: AdaptiveBatchLength | None
     outputs: tuple[PipelineOutput, ...]
     checkpoint: str
     trigger: str

@@ -13,6 +13,7 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 from waterclock._support.quoting import quoted
+from waterclock.batching.adaptive import AdaptiveBatchLength
 from waterclock.batching.declared_streams import declared_streams
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.batching.rate.by_message.aligned import checked_clocks
@@ -34,6 +35,7 @@ _PATTERN_MARKS = "{}[]*?\\"
 _TARGETS: tuple[Kind, ...] = ("table", "topic", "parquet")
 _TARGETS_OF: dict[What, tuple[Kind, ...]] = {"batches": ("table", "parquet"), "rejected": ("topic", "parquet")}
 _SAME_STORE = {"s3a": "s3", "s3n": "s3"}
+_ADAPTIVE = "adaptive"
 _OF_A_PIPELINE = ("source", "batching", "output", "run")
 
 
@@ -167,7 +169,7 @@ def _pipeline(
         return TomlTable(path, lines, key, content.get(key), 0, number)
 
     source = _source(table("source"))
-    by, rule = _rule(table("batching"))
+    by, rule, adaptive = _rule(table("batching"))
     given = content.get("output")
     if not isinstance(given, list) or not given:
         line = lines.find("output", pipeline=number)
@@ -198,7 +200,9 @@ def _pipeline(
             line = lines.find(*inside, pipeline=number)
             known = ", ".join((*_OF_A_PIPELINE, *besides))
             raise InvalidArgumentError(f"{path}, line {line}: no key named {key}; choose from {known}")
-    return Pipeline(name, source, by, rule, tuple(outputs), checkpoint, trigger, state_partitions, state_buckets)
+    return Pipeline(
+        name, source, by, rule, adaptive, tuple(outputs), checkpoint, trigger, state_partitions, state_buckets
+    )
 
 
 def _source(table: TomlTable) -> PipelineSource:
@@ -240,13 +244,13 @@ def _start(table: TomlTable) -> dict[str, str]:
     return {"startingTimestamp": str(ns)}
 
 
-def _rule(table: TomlTable) -> tuple[By, Mapping[str, Any]]:
+def _rule(table: TomlTable) -> tuple[By, Mapping[str, Any], AdaptiveBatchLength | None]:
     by = table.optional("by") or "event_time"
     if by not in _RULES:
         raise table.wrong("by", f"batching.by must be one of {', '.join(_RULES)}, got {quoted(by)}")
     rule = _RULES[by](table)
     table.end()
-    return by, rule
+    return by, rule, rule.pop(_ADAPTIVE, None)
 
 
 def _lengths(table: TomlTable, keys: tuple[str, ...]) -> dict[str, Any]:
@@ -280,10 +284,17 @@ def _id_rule(table: TomlTable) -> dict[str, Any]:
 
 
 def _rate_rule(table: TomlTable) -> dict[str, Any]:
-    given = table.optional("batch_length")
+    given, longest = table.optional("batch_length"), table.optional("longest")
+    if longest is not None and given != _ADAPTIVE:
+        raise table.wrong("longest", f"batching.longest needs batch_length = 'adaptive', got {quoted(given or '1s')}")
+    rule: dict[str, Any] = {}
+    if given == _ADAPTIVE:
+        adaptive = rule[_ADAPTIVE] = table.check("longest", lambda: AdaptiveBatchLength(longest=longest))
+        table.check("longest", lambda: RateRule.checked(adaptive.bounds[1], None))
+        given = format_duration(adaptive.batch_length)
     length = given or "1s"
     table.check("batch_length", lambda: RateRule.checked(length, None))
-    rule = _lengths(table, ("forget_after", "max_skew", "max_disorder"))
+    rule |= _lengths(table, ("forget_after", "max_skew", "max_disorder"))
     if given is not None:
         rule["batch_length"] = given
     timeout = table.duration_or_inf("timeout")

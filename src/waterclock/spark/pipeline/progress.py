@@ -10,15 +10,18 @@ from typing import Any, get_args
 from pyspark import StatusTracker
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # as Spark's own documentation names it
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.utils import is_remote
 
+from waterclock._support import moments
 from waterclock.batching.batch import RejectReason
 from waterclock.batching.by_id.judging import REASONS as OF_IDS
 from waterclock.batching.event_time.rule import REJECTIONS
 from waterclock.connection import connect
 from waterclock.message import Position
 from waterclock.spark.pipeline.definition import Pipeline, PipelineSource
+from waterclock.spark.pipeline.lengths import MeasuredLength
 from waterclock.spark.streaming.stateful import OPEN_BATCHES
 
 OUTCOMES = "outcomes"
@@ -30,8 +33,10 @@ MESSAGES = "messages"
 _BATCHES = "batches"
 _OUTSIDE = "outside"
 _INCOMPLETE = "incomplete"
+_WINDOWS = "windows"
 _REASONS = get_args(RejectReason)
 _NS_PER_S = 1_000_000_000
+_NS_PER_MS = 1_000_000
 _PHASES = {
     "latestOffset": "look",
     "queryPlanning": "plan",
@@ -89,6 +94,8 @@ class Progress:
         Number of the newest counted micro-batch; -1 before the first.
     reported
         Spark's time of its newest report; None before the first.
+    length
+        The measured batch length, if it adapts; else None.
     by_bucket
         ``open_batches`` and ``missing_ids`` of each bucket of the state, as of the last micro-batch that changed it.
     """
@@ -113,6 +120,7 @@ class Progress:
     tasks: tuple[int, int] | None = None
     newest: int = -1
     reported: str | None = None
+    length: MeasuredLength | None = None
     by_bucket: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
 
     @classmethod
@@ -151,21 +159,10 @@ class Progress:
         self.reported = newest.timestamp
         for one in query.recentProgress:
             # Spark also reports if no messages came; such a report has the number of the next micro-batch.
-            if one.batchId <= self.newest or "addBatch" not in one.durationMs:
-                continue
-            read = _read(one.sources[0])
-            self.newest = one.batchId
-            self.micro_batches += 1
-            self.messages += read
-            self.rate = read / max(one.durationMs["triggerExecution"], 1) * 1_000
-            self.phases = _phases(one.durationMs)
-            if OUTCOMES in one.observedMetrics:
-                self.count(_observed(one.observedMetrics[OUTCOMES]))
-            if OPEN_BATCHES in one.observedMetrics:
-                for bucket, open_batches, missing_ids in _observed(one.observedMetrics[OPEN_BATCHES])["buckets"]:
-                    self.by_bucket[bucket] = open_batches, missing_ids
-                self.open_batches, missing = _sums(self.by_bucket.values())
-                self.missing_ids = None if self.missing_ids is None else missing
+            if one.batchId > self.newest and "addBatch" in one.durationMs:
+                self._count_micro_batch(one)
+        if self.length is not None and "addBatch" not in newest.durationMs:
+            self.length.rested(moments.monotonic_ns())
         latest, end = _offset(newest.sources[0].latestOffset), _offset(newest.sources[0].endOffset)
         if "ordinal" in latest and "ordinal" in end:
             self.lag, self.position = latest["ordinal"] - end["ordinal"], end["position"]
@@ -173,6 +170,25 @@ class Progress:
             state = newest.stateOperators[0]
             self.state_rows = state.numRowsTotal
             self.state_bytes = state.memoryUsedBytes
+
+    def _count_micro_batch(self, report: StreamingQueryProgress) -> None:
+        read = _read(report.sources[0])
+        self.newest = report.batchId
+        self.micro_batches += 1
+        self.messages += read
+        self.rate = read / max(report.durationMs["triggerExecution"], 1) * 1_000
+        self.phases = _phases(report.durationMs)
+        if OUTCOMES in report.observedMetrics:
+            outcomes = _observed(report.observedMetrics[OUTCOMES])
+            self.count(outcomes)
+            if self.length is not None and read and self.micro_batches > 1:  # in the first, Spark compiles its code
+                used = _offset(report.sources[0].endOffset)["length"]["batch_length"]
+                self.length.worked(report.durationMs["addBatch"] * _NS_PER_MS, outcomes[_WINDOWS] or 0, used)
+        if OPEN_BATCHES in report.observedMetrics:
+            for bucket, open_batches, missing_ids in _observed(report.observedMetrics[OPEN_BATCHES])["buckets"]:
+                self.by_bucket[bucket] = open_batches, missing_ids
+            self.open_batches, missing = _sums(self.by_bucket.values())
+            self.missing_ids = None if self.missing_ids is None else missing
 
     def lag_seconds(self, source: PipelineSource) -> float | None:
         """Return how long the first unread message has been in the topic; None if unknown."""
@@ -204,7 +220,14 @@ def counts() -> list[Column]:
     outside = F.sum(F.expr("aggregate(batches, 0L, (total, batch) -> total + batch.outside)"))
     timed_out = F.expr("size(filter(batches, batch -> batch.reason = 'timeout'))")
     incomplete = F.sum(F.when(F.col("rejection").isNull(), timed_out))
-    totals = {MESSAGES: F.sum("count"), _BATCHES: batches, _OUTSIDE: outside, _INCOMPLETE: incomplete}
+    windows = F.max(F.when(F.col("rejection").isNull(), F.size("batches")))
+    totals = {
+        MESSAGES: F.sum("count"),
+        _BATCHES: batches,
+        _WINDOWS: windows,
+        _OUTSIDE: outside,
+        _INCOMPLETE: incomplete,
+    }
     return [*(column.alias(name) for name, column in totals.items()), *by_reason]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -13,6 +13,7 @@ from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.connection import connect
 from waterclock.message import Position
 from waterclock.spark.pipeline.definition import Pipeline, PipelineSource, place_options
+from waterclock.spark.pipeline.lengths import recorded_lengths
 from waterclock.spark.pipeline.rules import OUTCOMES_BY, named_rule
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
 from waterclock.spark.streaming.batching import event_time_outcomes, sources_without_run, unsynchronised_sources
@@ -59,9 +60,22 @@ def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) ->
                     pipeline.name,
                     begin.position,
                 )
-            packed = _packed(spark, source, begin.position, None, pipeline.rule.get("id_of"))
+            stop: Position | None = None
+            lengths: dict[str, Any] = {}
+            if pipeline.adaptive is not None:
+                lengths["lengths"], end = recorded_lengths(spark, pipeline)
+                stop = max(end.position, begin.position)
+                if end.ordinal < topic.index(topic.head):
+                    ended = False
+                    _log.warning(
+                        "replay of %r: the pipeline has read the topic up to %s. Later messages are left out, because"
+                        " they have no batch length yet",
+                        pipeline.name,
+                        end.position,
+                    )
+            packed = _packed(spark, source, begin.position, stop, pipeline.rule.get("id_of"))
             find = OUTCOMES_BY[pipeline.by]
-            return find(packed, **pipeline.rule, ended=ended, span=ReplayRange(since, until))
+            return find(packed, **pipeline.rule, **lengths, ended=ended, span=ReplayRange(since, until))
         rule = _event_time_rule(pipeline)
         promised = _promised(topic, pipeline)
         start, span = _start(spark, topic, pipeline, rule, ReplayRange(since, until, promised=promised), begin)

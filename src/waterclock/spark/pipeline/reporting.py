@@ -24,6 +24,7 @@ from waterclock.monitoring.families import Family, label
 from waterclock.monitoring.process_reports import ProcessReport
 from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.progress import Progress
+from waterclock.time import format_duration
 
 EVERY_S = 30.0
 """How often a pipeline without a terminal reports its progress."""
@@ -33,6 +34,7 @@ FIRST_EVERY_S = 10.0
 
 _PREFIX = "waterclock_pipeline_"
 _MS_PER_S = 1_000
+_NS_PER_S = 1_000_000_000
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +62,7 @@ class Reporter:
         self._status: Status | None = None
         self._next = moments.monotonic() + FIRST_EVERY_S
         self._started: set[str] = set()
+        self._lengths: dict[str, int] = {}
         self._begun: set[str] = set()
         self._lag_seconds: dict[str, float | None] = {}
         self._all: Sequence[Progress] = []
@@ -94,6 +97,8 @@ class Reporter:
             if progress.state_partitions is not None and progress.pipeline not in self._started:
                 self._started.add(progress.pipeline)
                 self._say("plan", progress, _plan(progress))
+            if progress.length is not None:
+                self._report_length(progress, progress.length.batch_length)
         has_begun = {one.pipeline for one in all_progress if one.micro_batches}
         if moments.monotonic() < self._next and has_begun == self._begun:
             return
@@ -103,6 +108,18 @@ class Reporter:
             self._lag_seconds[pipeline.name] = _lag_seconds(pipeline, progress)
             self._write_for_pages(pipeline, progress)
             self._say("progress", progress, line(progress, self._lag_seconds[pipeline.name]))
+
+    def _report_length(self, progress: Progress, length: int) -> None:
+        """Report a change of an adaptive length."""
+        before = self._lengths.get(progress.pipeline, length)
+        self._lengths[progress.pipeline] = length
+        if before == length:
+            return
+        change = f"{format_duration(before)} → {format_duration(length)}"
+        text = f"batch length {change}, following the time that batches take"
+        if self._status is not None:
+            self._status.console.print(Text(f"{in_a_line(progress.pipeline)}: {text}"))
+        self._say("batch_length", progress, text, batch_length_before=before)
 
     def end(self, all_progress: Sequence[Progress]) -> None:
         """Note that the pipelines have ended."""
@@ -120,17 +137,19 @@ class Reporter:
     def _open_report(self, pipeline: Pipeline) -> ProcessReport:
         source = pipeline.source
         database = self._databases.enter_context(connect(source.url, source.ledgers))
-        rule = ", ".join(f"{name} = {value}" for name, value in pipeline.rule.items() if value is not None)
+        adapts = {} if pipeline.adaptive is None else {"batch_length": pipeline.adaptive.text}
+        given = {**pipeline.rule, **adapts}
+        rule = ", ".join(f"{name} = {value}" for name, value in given.items() if value is not None)
         targets = ", ".join(output.target for output in pipeline.outputs if output.what == "batches")
         fixed = {"by": pipeline.by, "rule": rule, "table": targets}
         topic_id = database.topic(source.topic).storage.topic_id
         report = ProcessReport(database.backend, "pipeline", pipeline.name, topic_id, fixed)
         return self._to_pages.setdefault(pipeline.name, report)
 
-    def _say(self, name: str, progress: Progress, text: str) -> None:
+    def _say(self, name: str, progress: Progress, text: str, **further: int) -> None:
         if self._quiet or self._status is not None:
             return
-        known = facts(progress, self._lag_seconds.get(progress.pipeline))
+        known = facts(progress, self._lag_seconds.get(progress.pipeline)) | further
         if self._logs:
             _log.info("%s", text, extra=event(name, **known))
             return
@@ -160,7 +179,7 @@ def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
         "batches": progress.batches,
         "open_batches": progress.open_batches,
         "outside": progress.outside,
-        **{name: value for name, value in _of_ids(progress).items() if value is not None},
+        **{name: value for name, value in _of_some_rules(progress).items() if value is not None},
         "rejected": progress.rejections,
         "state_rows": progress.state_rows,
         "state_bytes": progress.state_bytes,
@@ -170,8 +189,12 @@ def facts(progress: Progress, lag_seconds: float | None) -> dict[str, Any]:
     }
 
 
-def _of_ids(progress: Progress) -> dict[str, int | None]:
-    return {"missing_ids": progress.missing_ids, "incomplete_batches": progress.incomplete}
+def _of_some_rules(progress: Progress) -> dict[str, int | None]:
+    return {
+        "missing_ids": progress.missing_ids,
+        "incomplete_batches": progress.incomplete,
+        "batch_length": None if progress.length is None else progress.length.batch_length,
+    }
 
 
 def _in_first(progress: Progress) -> bool:
@@ -203,6 +226,8 @@ def line(progress: Progress, lag_seconds: float | None) -> str:
         said.append(counted(progress.missing_ids, "missing id"))
     if progress.incomplete is not None:
         said.append(f"{counted(progress.incomplete, 'batch', 'batches')} without all streams")
+    if progress.length is not None:
+        said.append(f"batch length {format_duration(progress.length.batch_length)}")
     if progress.state_bytes is not None:
         said.append(f"state {_shown(progress.state_rows)} rows, {progress.state_bytes:,} bytes")
     if progress.phases:
@@ -228,6 +253,11 @@ def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | No
         ),
         ("open_batches", "Batches that are not closed yet.", lambda one: one.open_batches),
         ("missing_ids", "Ids between batches by id that are in no batch.", lambda one: one.missing_ids),
+        (
+            "batch_length_seconds",
+            "The length of a batch, if it follows the time that batches take.",
+            lambda one: None if one.length is None else one.length.batch_length / _NS_PER_S,
+        ),
         ("state_rows", "Rows of the state.", lambda one: one.state_rows),
         ("state_bytes", "The state's share of the executors' memory.", lambda one: one.state_bytes),
     ]

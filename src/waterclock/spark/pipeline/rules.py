@@ -16,7 +16,7 @@ from waterclock.spark.streaming.batching import event_time_outcomes, id_outcomes
 from waterclock.time import format_duration, format_time, to_duration
 
 _LENGTHS = ("window", "max_delay", "max_lead", "gap", "batch_length", "timeout", "forget_after", "max_disorder")
-_MAY_CHANGE = ("df", "buckets", "max_skew", "ended", "span")
+_MAY_CHANGE = ("df", "buckets", "max_skew", "ended", "span", "lengths")
 """Options outside the rule: they decide when batches are emitted, but do not change them."""
 
 
@@ -45,6 +45,8 @@ def named_rule(pipeline: Pipeline) -> dict[str, Any]:
         if name in ("boundaries", "streams") and value is not None:
             value = frozenset(value)
         rule[name] = sorted(value) if isinstance(value, frozenset) else value
+    if pipeline.adaptive is not None:
+        rule["batch_length"] = pipeline.adaptive.text
     return rule
 
 

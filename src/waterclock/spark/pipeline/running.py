@@ -23,6 +23,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
 from waterclock.spark.pipeline.fencing import PipelineRun, newest_planned
+from waterclock.spark.pipeline.lengths import LengthRecord, MeasuredLength, refuse_remote
 from waterclock.spark.pipeline.outputs import refuse_appended, refuse_written, remove_unfinished, write_outcomes
 from waterclock.spark.pipeline.progress import MESSAGES, Progress, counts, observed
 from waterclock.spark.pipeline.replaying import replayed
@@ -80,6 +81,8 @@ def run_pipelines(
 
     Of two runs on one checkpoint, the one that was started later goes on, and the other ends with an error.
     """
+    for pipeline in pipelines:
+        refuse_remote(pipeline)
     register(spark)
     all_progress = [Progress.of(pipeline) for pipeline in pipelines]
     with _halting() as halt, in_a_line():
@@ -88,7 +91,9 @@ def run_pipelines(
                 refuse_changed_rule(spark, pipeline)
                 parts = state_parts(spark, pipeline)
                 progress.state_partitions, progress.state_buckets = parts
-                streams.append(_start(spark, pipeline, parts, once=once, halt=halt))
+                lengths = halt.with_name(f"length-{len(streams)}")
+                progress.length = MeasuredLength.of(spark, pipeline, lengths)
+                streams.append(_start(spark, pipeline, parts, once=once, halt=halt, lengths=lengths))
             while _follow(streams, all_progress):
                 tell(all_progress)
                 if stopping():
@@ -130,6 +135,7 @@ def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: 
         Batches that start at or after the first and before the second, and messages that were rejected when they were
         received then; ns.
     """
+    refuse_remote(pipeline)
     register(spark)
     progress = Progress.of(pipeline)
     progress.micro_batches, progress.missing_ids = 1, None
@@ -165,6 +171,7 @@ class MicroBatchWriter:
         self._run = run
         self._begun = begun  # number of the newest micro-batch that may have written something
         self._stream: str | None = None
+        self._lengths = None if pipeline.adaptive is None else LengthRecord(pipeline)
 
     @classmethod
     def enter(cls, spark: SparkSession, pipeline: Pipeline, run: PipelineRun) -> MicroBatchWriter:
@@ -190,6 +197,8 @@ class MicroBatchWriter:
         if number > self._begun:
             refuse_written(spark, self._pipeline, stream, number, check)
             self._begun = number
+        if self._lengths is not None:
+            self._lengths.note(spark, number, check)
         outcomes = outcomes.persist()
         try:
             with self._run.checked_on_error(spark):
@@ -236,7 +245,9 @@ class _RunningStream:
             return self._writer.start()
 
 
-def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool, halt: Path) -> _RunningStream:
+def _start(
+    spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool, halt: Path, lengths: Path
+) -> _RunningStream:
     most = pipeline.source.max_messages_per_trigger or _MESSAGES_A_BUCKET * parts.buckets
     source = spark.readStream.format("waterclock").options(
         **_read_options(pipeline),
@@ -246,6 +257,7 @@ def _start(spark: SparkSession, pipeline: Pipeline, parts: Parts, *, once: bool,
         maxMessagesPerTrigger=most,
         failOnDataLoss=pipeline.source.fail_on_data_loss,
         haltFile=str(halt),
+        **({} if pipeline.adaptive is None else {"lengthFile": str(lengths)}),
     )
     writer = observed(_outcomes(pipeline, source)).writeStream.queryName(pipeline.name)
     writer = writer.option("checkpointLocation", pipeline.checkpoint)

@@ -38,16 +38,17 @@ SLICE_MESSAGES = 500_000
 
 
 class SlicePartition(InputPartition):
-    """The work of one task: slices, a run of them, or nothing.
+    """The work of one task: slices, a run of them, or nothing; and the batch length of a stream, ns, if that adapts.
 
     It contains enough to read sealed ones without the database.
     """
 
-    def __init__(self, value: tuple[Slice, ...] | SliceRun) -> None:
+    def __init__(self, value: tuple[Slice, ...] | SliceRun, batch_length: int | None = None) -> None:
         super().__init__(value)
+        self.batch_length = batch_length
 
 
-def partitions_of(planned: Sequence[Slice | SliceRun]) -> list[InputPartition]:
+def partitions_of(planned: Sequence[Slice | SliceRun], batch_length: int | None = None) -> list[InputPartition]:
     """Share slices out among tasks, one each.
 
     Sealed slices are read from files alone. The others are rows of the database, so at most `MOST_CONNECTING` tasks
@@ -62,7 +63,7 @@ def partitions_of(planned: Sequence[Slice | SliceRun]) -> list[InputPartition]:
         tasks[number if few else min(count * MOST_CONNECTING // total, MOST_CONNECTING - 1)].append(part)
     sealed = [part if isinstance(part, SliceRun) else (part,) for part in planned]
     sealed = [part for part in sealed if isinstance(part, SliceRun) or part[0].path is not None]
-    return [SlicePartition(part) for part in (*sealed, *map(tuple, tasks.values()))]
+    return [SlicePartition(part, batch_length) for part in (*sealed, *map(tuple, tasks.values()))]
 
 
 class TopicReader(DataSourceReader):

@@ -37,8 +37,9 @@ _KNOWN = (
     "onDamage",
     "haltFile",
     "rule",
+    "lengthFile",
 )
-_STREAM_ONLY = ("buckets", "maxMessagesPerTrigger", "failOnDataLoss", "haltFile", "rule")
+_STREAM_ONLY = ("buckets", "maxMessagesPerTrigger", "failOnDataLoss", "haltFile", "rule", "lengthFile")
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +77,9 @@ class TopicReadOptions(Opening):
         Facts in a stream's offsets in addition to the buckets, as JSON; None: nothing. A pipeline reads them back.
     halt_file
         A path on the driver: once a file is there, a stream takes no more messages; None: not given.
+    length_file
+        A path on the driver: a file with the batch length of a pipeline's next micro-batch, if that adapts; None:
+        not given.
     """
 
     topic: str
@@ -93,6 +97,7 @@ class TopicReadOptions(Opening):
     on_damage: OnDamage
     halt_file: str | None
     rule: str | None
+    length_file: str | None
 
     @classmethod
     def checked(cls, options: Mapping[str, str]) -> TopicReadOptions:
@@ -137,6 +142,7 @@ class TopicReadOptions(Opening):
             on_damage=check_on_damage(given.get("ondamage", "raise"), "onDamage"),
             halt_file=given.get("haltfile"),
             rule=given.get("rule"),
+            length_file=given.get("lengthfile"),
         )
 
 

@@ -11,6 +11,10 @@ A start that depends on the time (``{"position": "latest"}``, ``{"event_time": "
 micro-batch has no messages, and its end is the position found. For any other start, the end of the first micro-batch
 has the ordinal of its first message as ``begin``, so that its messages can be counted. ``buckets`` and ``rule`` are the
 options of these names: a pipeline finds them there when it starts again.
+
+If a pipeline's batch length adapts, the end of a micro-batch also has the length of its messages as ``length``, and in
+it as ``since`` the position from which it holds. Spark writes the offset before it begins the micro-batch, and uses it
+again if it repeats that.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -29,8 +33,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from waterclock.connection import Database
 from waterclock.errors import NotFoundError
 from waterclock.message import Position
+from waterclock.spark.buckets import BATCH_LENGTH
 from waterclock.spark.options import plainly
-from waterclock.spark.reading.source import FIRST, SLICE_MESSAGES, partitions_of, read_part
+from waterclock.spark.reading.source import FIRST, SLICE_MESSAGES, SlicePartition, partitions_of, read_part
 from waterclock.spark.reading.topic_read_options import TopicReadOptions, refuse_end
 from waterclock.spark.runtime.workers import freeze_imports
 from waterclock.topics.catalogue.damage_policy import Damage
@@ -86,7 +91,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 end = min(end, place_of(storage, boundary, damage))
             if end.ordinal <= first.ordinal:
                 return start
-            return self._written(end) | ({} if "ordinal" in start else {"begin": first.ordinal})
+            begun = {} if "ordinal" in start else {"begin": first.ordinal}
+            return self._written(end) | begun | self._length_after(start)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """Remember the topic's head: this query reads no further."""
@@ -109,12 +115,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             planned = plan_runs(self._topic.storage, begin, stop, SLICE_MESSAGES, damage=damage)
             # Checked afterwards: messages are deleted from the start of a topic on, so the plan was complete.
             self._refuse_loss(start)
-            return partitions_of(planned)
+            return partitions_of(planned, end["length"]["batch_length"] if "length" in end else None)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the slices of one task as record batches."""
         with plainly():
-            yield from read_part(partition, self._options)
+            length = cast("SlicePartition", partition).batch_length
+            for rows in read_part(partition, self._options):
+                yield rows if length is None else rows.append_column(BATCH_LENGTH, pa.repeat(length, len(rows)))
         freeze_imports()
 
     def stop(self) -> None:
@@ -139,6 +147,20 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found = find_start(self._topic.storage, by, offset[by], self._options.on_damage)
                 return found.position if found.found else None
         return FIRST if offset["position"] == _EARLIEST else Position.parse(offset["position"])
+
+    def _length_after(self, start: Offset) -> Offset:
+        """Return the length of the micro-batch that begins at an offset; nothing if it does not adapt."""
+        if self._options.length_file is None:
+            return {}
+        length = json.loads(Path(self._options.length_file).read_text(encoding="ascii"))
+        before = start.get("length")
+        if before is None:  # the first messages
+            since = str(FIRST)
+        elif before["batch_length"] == length["batch_length"]:
+            since = before["since"]
+        else:
+            since = start["position"]
+        return {"length": length | {"since": since}}
 
     @cached_property
     def _origin(self) -> str:

@@ -31,6 +31,17 @@ def write_text(spark: SparkSession, place: str, text: str) -> None:
         stream.close()
 
 
+def read_text(spark: SparkSession, place: str) -> str:
+    """Read a file of text."""
+    hadoop = _Hadoop(spark)
+    path, filesystem = hadoop.open(place)
+    stream = filesystem.open(path)
+    try:
+        return hadoop.text_of(stream)
+    finally:
+        stream.close()
+
+
 def move_into_place(spark: SparkSession, written: str, place: str) -> None:
     """Move a complete folder to a place, and replace an existing one.
 
@@ -68,7 +79,7 @@ class _Hadoop:
     """Java's side of a session: its classes of files."""
 
     def __init__(self, spark: SparkSession) -> None:
-        context = cast("Any", spark.sparkContext)
+        self._context = context = cast("Any", spark.sparkContext)
         self._gateway = context._gateway  # noqa: SLF001  # no other way leads there
         self._classes = context._jvm.org.apache.hadoop.fs  # noqa: SLF001  # as above
         self._configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001  # as above
@@ -78,6 +89,10 @@ class _Hadoop:
         path = self._classes.Path(place)
         filesystem = path.getFileSystem(self._configuration)
         return filesystem.makeQualified(path), filesystem
+
+    def text_of(self, stream: Any) -> str:
+        """Read a stream to its end."""
+        return self._context._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")  # noqa: SLF001  # as above
 
     def rename(self, filesystem: Any, source: Any, target: Any) -> None:
         """Rename a folder; an error if something has the name."""

@@ -29,7 +29,7 @@ from waterclock.columnar.streams.id_stream import judge_by_id
 from waterclock.columnar.streams.judging import judge, unsynchronised, without_run
 from waterclock.columnar.streams.outcome_rows import OUTCOMES_SCHEMA
 from waterclock.columnar.streams.rate_options import RateOptions
-from waterclock.columnar.streams.rate_stream import judge_by_rate
+from waterclock.columnar.streams.rate_stream import LengthFrom, judge_by_rate
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.buckets import (
     BUCKETED_SCHEMA,
@@ -240,6 +240,7 @@ def rate_aware_outcomes(
     *,
     ended: bool = True,
     span: ReplayRange | None = None,
+    lengths: Sequence[LengthFrom] = (),
 ) -> DataFrame:
     """Find the batch of every message, as packed rows for `batches_of`.
 
@@ -251,6 +252,8 @@ def rate_aware_outcomes(
         Of a replay only: whether these messages are the last. False leaves open windows out.
     span
         Of a replay only: give the batches that start in this range.
+    lengths
+        Of a replay only: the batch lengths of a pipeline's stream, if they adapt, in order of the topic.
 
     Returns
     -------
@@ -266,7 +269,7 @@ def rate_aware_outcomes(
     if messages.isStreaming:
         return rate_stream(_bucketed(messages, record, buckets), options, skew, buckets)
     return _by_source(_packed(messages, record), record).mapInArrow(
-        freezing_imports(judge_by_rate, options=options, ended=ended, span=span),
+        freezing_imports(judge_by_rate, options=options, ended=ended, span=span, lengths=lengths),
         OUTCOMES_SCHEMA,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ from waterclock.columnar.streams.rate_stream import RateStream
 from waterclock.columnar.streams.state_encoding import REMEDY
 from waterclock.columnar.streams.watermarks import NS_PER_MS
 from waterclock.errors import InvalidArgumentError
+from waterclock.spark.buckets import BATCH_LENGTH
 from waterclock.spark.runtime.workers import freeze_imports, freezing_imports
 
 if TYPE_CHECKING:
@@ -208,15 +210,34 @@ class EventTimeProcessor(_Processor):
 class RateProcessor(_Processor):
     """Batches the sources of buckets by rate, which uses a clock only to forget sources."""
 
-    def __init__(self, options: RateOptions, buckets: int) -> None:
+    def __init__(self, options: RateOptions, buckets: int, *, adapts: bool = False) -> None:
         super().__init__(POSITIONED, buckets, wakes=options.forget_after is not None)
         self._options = options
+        self._adapts = adapts
+        self._length: int | None = None  # ns, of the bucket's new messages; None: that of the options
+
+    def handleInputRows(  # noqa: N802  # Spark's name
+        self,
+        key: _Key,
+        rows: Iterator[Any],
+        timerValues: TimerValues,  # noqa: N803  # Spark passes it by this name
+    ) -> Iterator[Row]:
+        """Process a bucket's rows of a micro-batch, which all name its batch length if that adapts."""
+        if self._adapts:
+            first = next(rows)
+            self._length, rows = first[BATCH_LENGTH], chain([first], rows)
+        yield from super().handleInputRows(key, rows, timerValues)
 
     def _new(self) -> Stream:
-        return RateStream(self._options)
+        return self._with_length(RateStream(self._options))
 
     def _restored(self, state: bytes) -> Stream:
-        return RateStream.restore(state, self._options)
+        return self._with_length(RateStream.restore(state, self._options))
+
+    def _with_length(self, stream: RateStream) -> Stream:
+        if self._length is not None:
+            stream.set_batch_length(self._length)
+        return stream
 
 
 class IdProcessor(_Processor):
@@ -244,7 +265,7 @@ def event_time_stream(
 def rate_stream(bucketed: DataFrame, options: RateOptions, max_skew: int, buckets: int) -> DataFrame:
     """Batch a stream of bucketed messages by rate; see `waterclock.spark.rate_aware_outcomes`."""
     _check_session(bucketed)
-    processor = RateProcessor(options, buckets)
+    processor = RateProcessor(options, buckets, adapts=BATCH_LENGTH in bucketed.columns)
     if options.forget_after is None:
         return _outcomes(bucketed.drop("clock"), processor, "None")
     return _outcomes(_clocked(bucketed, max_skew), processor, "EventTime")

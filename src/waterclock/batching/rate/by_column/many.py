@@ -83,6 +83,8 @@ class RateAwareMany:
         If clocks are aligned, a row of `clock_alignment` for each of `pairs`; else rows of no columns.
     facts
         A row per source, as the kernel lays it out.
+    rule
+        The rule of new sources; after a change of its length, known sources `adopt` that.
     runs
         The run after the last batch of each source, ns; None before the first.
     tracks, rings
@@ -97,12 +99,12 @@ class RateAwareMany:
     """
 
     __slots__ = (
-        "_rule",
         "clocks",
         "facts",
         "kept_sources",
         "pairs",
         "rings",
+        "rule",
         "runs",
         "track_bounds",
         "tracks",
@@ -111,7 +113,7 @@ class RateAwareMany:
 
     def __init__(self, rule: RateRule, *, aligns: bool = False) -> None:
         kernel = KERNEL.interpreted
-        self._rule = rule
+        self.rule = rule
         self.facts = np.empty((0, kernel.ALL_FACTS), np.int64)
         self.runs: list[int | None] = []
         self.tracks = np.empty((0, kernel.TRACK_COLUMNS), np.int64)
@@ -140,8 +142,8 @@ class RateAwareMany:
         added = sources - len(self.facts)
         if added:
             facts = np.zeros((added, kernel.ALL_FACTS), np.int64)
-            facts[:, [kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(self._rule)
-            facts[:, [kernel.AUTO, kernel.DISORDER]] = self._rule.auto, self._rule.max_disorder
+            facts[:, [kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(self.rule)
+            facts[:, [kernel.AUTO, kernel.DISORDER]] = self.rule.auto, self.rule.max_disorder
             self.facts = np.concatenate([self.facts, facts])
             self.runs += [None] * added
             self.track_bounds = np.append(self.track_bounds, self.track_bounds[-1] + 1 + np.arange(added))
@@ -230,16 +232,13 @@ class RateAwareMany:
             runs_of(self.runs, batch_bounds.tolist(), starts, ends, boundaries),
         )
 
-    def use(self, rule: RateRule) -> None:
-        """Adopt a rule with another length: each source from its next window on, new sources at once."""
+    def adopt(self, sources: Ints) -> None:
+        """Change some sources to the length of `rule`, from their next window on."""
         kernel = KERNEL.interpreted
-        self._rule = rule
-        begun = self.facts[:, kernel.BEGUN] != 0
-        differs = self.facts[:, kernel.LENGTH] != rule.batch_length
         upcoming = [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT]
-        self.facts[np.ix_(begun & differs, upcoming)] = in_kernel(rule)
-        self.facts[np.ix_(begun & ~differs, upcoming)] = 0
-        self.facts[np.ix_(~begun, [kernel.LENGTH, kernel.TIMEOUT_NS])] = in_kernel(rule)
+        differs = self.facts[sources, kernel.LENGTH] != self.rule.batch_length
+        self.facts[np.ix_(sources[differs], upcoming)] = in_kernel(self.rule)
+        self.facts[np.ix_(sources[~differs], upcoming)] = 0
 
     def take(self, wanted: Ints) -> npt.NDArray[np.intp]:
         """Keep only some of the sources, in this order, and return the order of the kept messages.
