@@ -23,8 +23,8 @@ class KernelsHook(BuildHookInterface[Any]):
         status = subprocess.run([sys.executable, str(script)], check=False).returncode
         if status == NO_CC:
             self.app.display_warning(
-                "no C compiler 'cc' found: this wheel has no compiled kernels, and the first large table that a process"
-                " batches will wait 45 s for Numba to compile them. Install a C compiler and build again"
+                "this wheel has no compiled kernels: the first large table that a machine batches will wait up to 45 s"
+                " for Numba"
             )
             return
         if status:

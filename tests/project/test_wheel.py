@@ -106,6 +106,7 @@ def test_a_wheel_that_was_built_without_a_c_compiler_is_pure_and_the_build_says_
         archive.extractall(tmp_path, filter="data")
     pure, said = build(tmp_path / sdist.name.removesuffix(".tar.gz"), "wheel", tmp_path / "wheel", "/nowhere")
     assert "no C compiler 'cc' found" in said
+    assert "no compiled kernels" in said
     assert libraries(pure) == []
     assert pure.stem.endswith("-py3-none-any")
 
