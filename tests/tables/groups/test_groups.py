@@ -77,7 +77,7 @@ def test_a_group_that_is_sent_again_in_a_smaller_piece_is_lost_to_its_former_con
 def test_an_ack_that_skips_an_earlier_message_is_refused_and_names_it(sequenced: MessageTable) -> None:
     put(sequenced, "a1", "a2", "a3")
     deliveries = sequenced.receive(3)
-    with pytest.raises(OrderError, match=r"message 3 .*before 1") as refused:
+    with pytest.raises(OrderError, match=r"message 3 .*before message 1") as refused:
         deliveries[2].ack()
     assert refused.value.blocking_id == 1
     with pytest.raises(OrderError):
