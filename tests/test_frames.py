@@ -149,11 +149,16 @@ def test_objects_that_a_library_would_misrepresent_are_refused() -> None:
             pl.DataFrame(ROWS),
             {"columns": {"source": "no"}},
             SchemaError,
-            "must have exactly one column 'no' for source, got",
+            "must have exactly one column 'no', to be read as source, got",
         ),
         (pl.DataFrame(ROWS), {"columns": {"sorce": "device"}}, InvalidArgumentError, "got 'sorce': 'device'"),
         (pl.DataFrame(ROWS), {"columns": ["a"]}, InvalidArgumentError, "columns must be a dict"),
-        (pl.DataFrame(ROWS), {"columns": COLUMNS, "payload": "v"}, SchemaError, "one column 'v' for payload, got"),
+        (
+            pl.DataFrame(ROWS),
+            {"columns": COLUMNS, "payload": "v"},
+            SchemaError,
+            "column 'v', to be read as payload, got",
+        ),
         (pl.DataFrame(ROWS), {"payload": ["value"]}, InvalidArgumentError, "payload must be the name of a column"),
         (
             pd.DataFrame({"v": [2**70]}),

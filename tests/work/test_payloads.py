@@ -310,7 +310,7 @@ class Called:
 @pytest.mark.parametrize(
     ("handler", "why"),
     [
-        (not_imported, "cannot take 'Fraction': its module does not import that name"),
+        (not_imported, "has a parameter of type 'Fraction', which its module does not import"),
         (too_many, "got 3 arguments"),
         (of_no_known_type, "does not import"),
         (

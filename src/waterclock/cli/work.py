@@ -173,7 +173,8 @@ def _found(database: Database, handlers: list[str], table: str | None) -> dict[M
             raise InvalidArgumentError(f"handler must be {place}@TABLE without --table, got {quoted(text)}")
         if name in found:
             raise InvalidArgumentError(
-                f"each table must have one handler or functions by kind, got two handlers for {quoted(name)}"
+                "each table must have either one handler or one function for each kind of message, got two handlers"
+                f" for {quoted(name)}"
             )
         found[name] = _imported(place)
     return {database.table(name): handler for name, handler in found.items()}

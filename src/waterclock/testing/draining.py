@@ -1,4 +1,4 @@
-"""Handles all due messages in a test's own thread, and in its own transaction if it has one."""
+"""Handles all due messages in the thread of a test, and in the test's transaction if there is one."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_a_stream_without_rocksdb_is_refused_with_what_to_do(spark: SparkSession
     other.conf.set(PROVIDER, "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider")
     arriving = other.readStream.format("rate").load().selectExpr(*COLUMNS_OF_RATE)
     with pytest.raises(
-        InvalidArgumentError, match=r"must be RocksDB's for batching, got .*HDFSBacked.*session\(\), or call"
+        InvalidArgumentError, match=r"needs the state store of RocksDB, but .*HDFSBacked.*session\(\), or call"
     ):
         event_time_batches(arriving)
 

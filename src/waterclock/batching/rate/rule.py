@@ -116,7 +116,7 @@ class RateRule(NamedTuple):
         if ns > HORIZON * length:
             raise InvalidArgumentError(
                 f"timeout must be at most {HORIZON} batch lengths ({format_duration(HORIZON * length)}), got"
-                f" {quoted(timeout)}. Pass math.inf, or on the command line inf, for no timeout"
+                f" {quoted(timeout)}. For no timeout, pass math.inf (on the command line, inf)"
             )
         return cls.of(length, Fraction(ns, length), max_disorder=disorder)
 

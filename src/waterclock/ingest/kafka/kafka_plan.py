@@ -1,4 +1,4 @@
-"""The plan of an ingest from Kafka: the cluster, its topics, the range, and the connection, from a URL and options."""
+"""Makes the plan of an ingest from Kafka from URL and options: the cluster, its topics, the range, the connection."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The format ``ess``: time and source name from FlatBuffers of the European Spallation Source.
 
 Pure. The source is the instrument in the name of the Kafka topic: ``dream`` for ``dream_detector``. The stream is the
-Kafka topic with the source name, because two topics may have sources of the same name.
+Kafka topic followed by the FlatBuffer's source name, because this name may occur in two topics.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replays a range of a topic: finds exactly the batches of the whole topic that start in the range."""
+"""Replays a range of a topic: finds the batches that the whole topic would give, if they start in the range."""
 
 from __future__ import annotations
 

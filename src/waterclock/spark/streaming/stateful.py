@@ -302,7 +302,7 @@ def _check_session(df: DataFrame) -> None:
     provider = df.sparkSession.conf.get(_PROVIDER, "Spark's default")
     if provider != _ROCKSDB:
         raise InvalidArgumentError(
-            f"{_PROVIDER} must be RocksDB's for batching, got {provider}. Start the session with"
+            f"batching needs the state store of RocksDB, but {_PROVIDER} is {provider}. Start the session with"
             f' waterclock.spark.session(), or call spark.conf.set("{_PROVIDER}", "{_ROCKSDB}")'
         )
 

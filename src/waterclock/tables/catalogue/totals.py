@@ -1,7 +1,8 @@
-"""Totals of purged messages, and of the deliveries that the remaining rows do not count.
+"""Totals of a table: its purged messages, and the deliveries that its rows no longer count.
 
-The number of deliveries is the sum of the rows' epochs, so claims need not update a counter. Operations that remove a
-row or reset its epoch add the difference to the table's total in the same transaction, so the sum of the two is exact.
+The epoch of a row counts its deliveries, so claims need not update a counter. An operation that removes a row or resets
+its epoch adds the lost deliveries to the table's total in the same transaction. So the total and the epochs of all rows
+together give the exact number.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def _want(annotation: Any, name: str) -> Any:
         if annotation.rpartition(".")[2] == "Delivery":
             return Delivery
         raise InvalidArgumentError(
-            f"handler {name} cannot take {quoted(annotation)}: its module does not import that name"
+            f"handler {name} has a parameter of type {quoted(annotation)}, which its module does not import"
         )
     try:
         why = why_unreadable(annotation)

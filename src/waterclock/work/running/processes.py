@@ -1,4 +1,4 @@
-"""Child processes in which a worker calls handlers, one message each at a time. Dead processes are replaced."""
+"""Child processes in which a worker calls handlers, one message at a time in each process. Dead ones are replaced."""
 
 from __future__ import annotations
 
