@@ -98,21 +98,6 @@ def test_a_claim_of_groups_locks_no_finished_messages(
 
 
 @pytest.mark.usefixtures("held")
-def test_settling_a_group_reads_no_finished_messages(
-    make_table: Callable[..., MessageTable], database: Database
-) -> None:
-    table = make_table(groups="sequenced")
-    pass_through(table, group="a")
-    table.put_many([{"payload": "x", "group": "a"}] * 2)
-    with statements_of(database.backend, "orders") as seen:
-        assert len(table.receive(1)) == 1
-    [(text, values)] = [one for one in seen if one[0].startswith("UPDATE waterclock_groups SET head")]
-    steps = [step for step in plan(database, text, values) if step["table"] in ("orders", "its")]
-    assert steps
-    assert not [step for step in steps if "Using index" not in step["Extra"].split("; ") and not by_seq(step)]
-
-
-@pytest.mark.usefixtures("held")
 def test_an_ack_in_a_table_with_partitions_finds_messages_by_their_keys(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:

@@ -68,9 +68,6 @@ class TableDialect(ABC):
     reads_old: bool
     """Whether a SELECT in a caller's transaction may return old versions of rows that it can still change."""
 
-    reads_by_key = False
-    """Whether a search should find the seq of a message in the index alone, and read its other columns by its seq."""
-
     key_statements: Sequence[Sequence[str]]
     """The statements of `equip_keys`: for keys in a column, and for keys in a header."""
 

@@ -251,16 +251,6 @@ def first_of(
         Whether to search from the very first position instead of from the group's head.
     """
     rows = context.rows
-    if context.sql.reads_by_key and not conditions and value is not rows.c.position:
-        its = rows.alias("its")
-        seq = _first_in(its, its.c.seq, from_first=from_first)
-        return sa.select(value).where(rows.c.seq == seq).correlate(groups).scalar_subquery()
-    return _first_in(rows, value, *conditions, from_first=from_first)
-
-
-def _first_in(
-    rows: sa.FromClause, value: Any, *conditions: sa.ColumnElement[bool], from_first: bool
-) -> sa.ScalarSelect[Any]:
     begins = rows.c.position.is_not(None) if from_first else _not_passed(rows)
     return (
         sa.select(value)

@@ -100,7 +100,6 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     locks_in_parts = False
     latest_first = True
     locks_by_key = True
-    reads_by_key = True  # a search for other columns reads the messages of all entries that it passes, finished or not
     reads_old = True
     orders_groups_by_priority = True
     clock = NOW
