@@ -45,7 +45,7 @@ def test_topic_append_reads_the_same_csv(shell: Shell, database: wc.Database, tm
     shell("topic", "append", "telemetry", "a.csv")
     (tmp_path / "bad.csv").write_text(CSV + "1,2\n")
     shell("topic", "append", "telemetry", "bad.csv", expect=WRONG_USAGE)
-    assert "bad.csv, line 3: row must have 4 columns, got 2" in shell.said
+    assert "bad.csv, line 3: the row must have 4 columns, got 2" in shell.said
     [message, *_] = database.topic("telemetry").read()
     assert (message.source, message.payload) == ("press", b"17")
 

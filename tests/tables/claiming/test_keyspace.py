@@ -41,7 +41,7 @@ def test_ranges_that_meet_cover_the_keyspace_and_every_id_has_one_shard(shards: 
 @given(ranges, st.data())
 def test_a_hole_is_named(shards: list[KeyRange], data: st.DataObject) -> None:
     hole = data.draw(st.sampled_from(shards))
-    with pytest.raises(InvalidArgumentError, match=f"^no shard has the key range {hole};"):
+    with pytest.raises(InvalidArgumentError, match=f"no shard has the key range {hole}$"):
         check_cover([str(shard) for shard in shards if shard != hole])
 
 
