@@ -181,6 +181,28 @@ def sizes(database: wc.Database, name: str) -> dict[str, Any]:
         }
 
 
+def pages_read(database: wc.Database) -> int:
+    """Return how many pages the server has looked at, in memory or not: this does not depend on other work.
+
+    On PostgreSQL it counts those of this database; on MariaDB those of the server, which must do nothing else.
+    """
+    with database.backend.engine.connect() as connection:
+        if database.backend.dialect.name != "postgresql":
+            of_server = "SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_read_requests'"
+            return int(connection.exec_driver_sql(of_server).one()[1])
+        time.sleep(1)  # sessions report what they read once a second
+        of_database = "SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = current_database()"
+        return connection.exec_driver_sql(of_database).scalar_one()
+
+
+def last_figures(database: wc.Database, flow: Flow, messages: int) -> dict[str, float]:
+    """Let messages pass, and return the figures of the last rounds, with the pages read for the messages of one."""
+    flow.rounds(messages - A_ROUND * _LAST)
+    before = pages_read(database)
+    figures = figures_of(flow.rounds(A_ROUND * _LAST))
+    return {**figures, "pages_a_round": round((pages_read(database) - before) / _LAST)}
+
+
 def measure(database: wc.Database, url: str, name: str, messages: int) -> dict[str, Any]:
     shape = SHAPES[name]
     if database.backend.has_catalogue() and "pressed" in database.tables():
@@ -188,14 +210,14 @@ def measure(database: wc.Database, url: str, name: str, messages: int) -> dict[s
     table = database.create_table("pressed", payload="text", **shape.options)
     flow = Flow(table, shape)
     flow.rounds(A_ROUND * _LAST // 5)  # the first ones build their statements
-    figures: dict[str, Any] = {"before": figures_of(flow.rounds(A_ROUND * _LAST))}
+    figures: dict[str, Any] = {"before": last_figures(database, flow, A_ROUND * _LAST)}
     sizes_before = sizes(database, "pressed")
     with snapshot_held(database):
-        figures["held"] = figures_of(flow.rounds(messages))
+        figures["held"] = last_figures(database, flow, messages)
         figures["fresh process"] = _in_a_fresh_process(url, name)
         figures["sizes"] = {"before": sizes_before, "held": sizes(database, "pressed")}
     _vacuum(database)
-    figures["after"] = figures_of(flow.rounds(A_ROUND * _LAST))
+    figures["after"] = last_figures(database, flow, A_ROUND * _LAST)
     table.drop()
     before, held = figures["before"], figures["held"]
     figures["ratios"] = {key: round(held[key] / before[key], 2) for key in before}
