@@ -290,6 +290,9 @@ def test_a_checkpoint_that_is_older_than_its_lengths_is_refused(tmp_path: Path, 
     with pytest.raises(wc.InvalidArgumentError, match=r"'press': its checkpoint has a batch length .* from 1:2:0 on"):
         LengthRecord(small.pipeline).note(spark, 2, lambda: None)
     assert recorded_lengths(spark, small.pipeline)[0] == found
+    (tmp_path / "checkpoint" / "waterclock-lengths" / "from=0-0,length=1").unlink()
+    with pytest.raises(wc.InvalidArgumentError, match="lacks the batch length of messages before 0:7:0. Restore"):
+        recorded_lengths(spark, small.pipeline)
 
 
 def test_an_adaptive_length_is_refused_through_spark_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.message import Position
 from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.fencing import newest_planned
+from waterclock.spark.reading.source import FIRST
 from waterclock.spark.runtime.filesystem import file_names, read_text, write_text
 from waterclock.topics.finding.positions import Place
 
@@ -138,7 +139,7 @@ class LengthRecord:
 def recorded_lengths(spark: SparkSession, pipeline: Pipeline) -> tuple[list[LengthFrom], Place]:
     """Return the lengths of a pipeline's micro-batches, in order of the topic, and the end of the newest one.
 
-    Raises `InvalidArgumentError` if the checkpoint has none.
+    Raises `InvalidArgumentError` if the checkpoint has none, or lacks that of the first messages.
     """
     # In this order: a length that is recorded meanwhile belongs to messages behind that end.
     offset = _offset(spark, pipeline.checkpoint)
@@ -149,7 +150,13 @@ def recorded_lengths(spark: SparkSession, pipeline: Pipeline) -> tuple[list[Leng
             " lengths yet. Run the pipeline first, or set batching.batch_length to a duration"
         )
     end = Place(Position.parse(offset["position"]), offset["ordinal"])
-    return sorted({*_recorded(spark, pipeline.checkpoint), newest}), end
+    found = sorted({*_recorded(spark, pipeline.checkpoint), newest})
+    if found[0][:2] != FIRST[:2]:
+        raise InvalidArgumentError(
+            f"cannot replay pipeline {quoted(pipeline.name)}: its checkpoint lacks the batch length of messages before"
+            f" {found[0].ledger}:{found[0].entry}:0. Restore the folder {_FOLDER} in the checkpoint"
+        )
+    return found, end
 
 
 def refuse_remote(pipeline: Pipeline) -> None:
