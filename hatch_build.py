@@ -11,12 +11,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.tags import sys_tags
 
 NO_CC = 2
-"""The status of scripts/compile-kernels without a C compiler."""
+"""The status of scripts/compile-kernels without a C compiler that works."""
 
 
 class KernelsHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the kernels, except for an editable installation; without a C compiler, the wheel has none."""
+        """Compile the kernels, except for an editable installation; the wheel has none without a C compiler."""
         if version == "editable":
             return
         script = Path(self.root, "scripts", "compile-kernels")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -136,7 +138,10 @@ def test_rates_of_many_sources_are_the_same_in_both_forms(arrivals: list[list[li
 def _libraries() -> None:
     """Compile what `make compiled` would have compiled."""
     if any(kernels.Kernel(name).shipped is None for name in kernels.KERNELS):
-        subprocess.run([sys.executable, "scripts/compile-kernels"], cwd=ROOT, check=True)
+        command = [sys.executable, "scripts/compile-kernels"]
+        run = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+        if run.returncode:
+            pytest.fail(run.stderr, pytrace=False)
 
 
 @pytest.mark.parametrize("libraries", [True, False])
@@ -229,6 +234,63 @@ def test_numba_compiles_to_the_same_results_as_the_library() -> None:
     assert type(form.copy_bytes).__module__.startswith("numba")
     assert written[0].any()
     assert written[0].tobytes() == written[1].tobytes()
+
+
+@pytest.mark.parametrize("kept", [0, 1000, 20_000, -1])
+def test_a_damaged_library_is_refused_instead_of_ending_the_process(kept: int, tmp_path: Path) -> None:
+    damaged = tmp_path / "libkernel.so"
+    damaged.write_bytes(Path(kernels.Kernel(_KERNELS[0]).library).read_bytes()[:kept])
+    code = f"""
+from waterclock.batching.kernels import KERNELS, Kernel
+Kernel.library = {str(damaged)!r}
+try:
+    Kernel(KERNELS[0]).load_shipped()
+except Exception as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("its library is damaged")
+
+
+def test_a_library_that_cannot_be_read_is_not_used(tmp_path: Path) -> None:
+    with patch.object(kernels.Kernel, "library", str(tmp_path)):
+        assert kernels.Kernel(_KERNELS[0]).shipped is None
+        with pytest.raises(UnavailableError, match=r"cannot read its library: .*Is a directory"):
+            kernels.Kernel(_KERNELS[0]).load_shipped()
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Copy what the kernels are compiled from, without libraries."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("lib*.so", "__pycache__"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"), [(None, "no C compiler 'cc' found"), ("#!/bin/sh\nexit 1\n", "the C compiler 'cc' fails")]
+)
+def test_without_a_compiler_that_works_nothing_is_compiled(clone: Path, compiler: str | None, said: str) -> None:
+    if compiler is not None:
+        (clone / "cc").write_text(compiler)
+        (clone / "cc").chmod(0o755)
+    make = shutil.which("make") or pytest.fail("there is no make", pytrace=False)
+    command = [make, "--old-file=setup", f"BIN={ROOT}/.venv/bin", f"--makefile={ROOT}/Makefile", "compiled"]
+    run = subprocess.run(command, cwd=clone, env={"PATH": str(clone)}, stderr=subprocess.PIPE, text=True, check=False)
+    assert run.returncode == 0
+    assert run.stderr.startswith(f"cannot compile the kernels: {said}")
+    assert not list(clone.rglob("lib*"))
+
+
+def test_settings_for_numba_do_not_keep_kernels_from_being_compiled(clone: Path) -> None:
+    libraries = [path.relative_to(ROOT) for path in (ROOT / "src").rglob("lib*.so")]
+    missing = next(path for path in libraries if path.name == "libbatch_bytes_kernel.so")
+    for path in libraries:
+        if path != missing:
+            shutil.copy2(ROOT / path, clone / path)
+    command = [sys.executable, "scripts/compile-kernels"]
+    subprocess.run(command, cwd=clone, env=os.environ | {"NUMBA_DISABLE_JIT": "1"}, check=True)
+    assert (clone / missing).exists()
 
 
 def read_clocks(**changed: Any) -> None:

@@ -2,7 +2,7 @@
 
 ``scripts/compile-kernels`` compiles the functions of a kernel that have a signature, and links them into one shared
 library next to the kernel's file. A library depends on the processor's architecture and the C library, but neither on
-Python's version nor on Numba's. It contains the fingerprint of its source.
+Python's version nor on Numba's. Its file ends with a digest of its content and its source.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from waterclock.errors import UnavailableError
-
-FINGERPRINT = "fingerprint"
-"""The symbol of the text that identifies the source of a library."""
 
 _SOURCE = cast("SourceLoader", __loader__).get_data(__file__)
 
@@ -72,18 +69,26 @@ def fingerprint(source: bytes, constants: Mapping[str, Any]) -> str:
     return found.hexdigest()
 
 
-def load_library(path: str, wanted: str, kernel: ModuleType, signatures: Mapping[str, Signature]) -> ModuleType:
+def seal(code: bytes, source: str) -> bytes:
+    """Return the content of a library's file: the linked code, and a digest of it and its source's fingerprint."""
+    return code + hashlib.sha256(source.encode() + code).digest()
+
+
+def check_seal(content: bytes, source: str) -> None:
+    """Raise `UnavailableError` if a library's file is damaged, which could kill the process that loads it, or older."""
+    if content != seal(content[: -hashlib.sha256().digest_size], source):
+        raise UnavailableError("its library is damaged, or was compiled from another version of its source")
+
+
+def load_library(path: str, kernel: ModuleType, signatures: Mapping[str, Signature]) -> ModuleType:
     """Return a copy of an interpreted kernel whose functions with a signature are those of its library.
 
-    Raises `UnavailableError` if the library cannot be loaded, or has another fingerprint than ``wanted``.
+    Raises `UnavailableError` if the library cannot be loaded.
     """
     try:
         library = ctypes.CDLL(path)
-        found = (ctypes.c_char * len(wanted)).in_dll(library, FINGERPRINT).value.decode()
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UnavailableError(f"cannot load its library: {error}") from error
-    if found != wanted:
-        raise UnavailableError("its library was compiled from another version of its source")
     if not library.runs_here():
         raise UnavailableError("its library is for processors with AVX2, which this one lacks")
     _check_layout()

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from waterclock.batching.kernel_library import TYPES, Signature, fingerprint, load_library
+from waterclock.batching.kernel_library import TYPES, Signature, check_seal, fingerprint, load_library
 from waterclock.errors import UnavailableError
 
 KERNELS = (
@@ -143,13 +143,16 @@ class Kernel:
         FileNotFoundError
             There is no library.
         UnavailableError
-            The library belongs to another source, architecture or NumPy.
+            The library is damaged or unreadable, or belongs to another source, architecture or NumPy.
         """
         try:
-            self._file[0].get_data(self.library)  # loaders of archives have no cheaper question
+            content = self._file[0].get_data(self.library)
+        except FileNotFoundError:
+            raise
         except OSError as error:
-            raise FileNotFoundError(self.library) from error
-        return load_library(self.library, self.fingerprint, self.interpreted, self.interpreted.njit.signatures)
+            raise UnavailableError(f"cannot read its library: {error}") from error
+        check_seal(content, self.fingerprint)
+        return load_library(self.library, self.interpreted, self.interpreted.njit.signatures)
 
     @property
     def compiled(self) -> Any:

@@ -291,7 +291,7 @@ def test_a_checkpoint_that_is_older_than_its_lengths_is_refused(tmp_path: Path, 
         LengthRecord(small.pipeline).note(spark, 2, lambda: None)
     assert recorded_lengths(spark, small.pipeline)[0] == found
     (tmp_path / "checkpoint" / "waterclock-lengths" / "from=0-0,length=1").unlink()
-    with pytest.raises(wc.InvalidArgumentError, match="lacks the batch length of messages before 0:7:0. Restore"):
+    with pytest.raises(wc.InvalidArgumentError, match=r"lacks the batch length of messages before 0:7:0\. Restore"):
         recorded_lengths(spark, small.pipeline)
 
 
