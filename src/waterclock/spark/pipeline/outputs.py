@@ -153,8 +153,8 @@ def refuse_written(
         check()
         raise InvalidArgumentError(
             f"pipeline {quoted(pipeline.name)}: {folder} already exists, so the checkpoint is older than the"
-            " output, or a copy of it is in use. Messages would be written twice. Remove that folder and those of"
-            " later micro-batches of this run, or start with a new checkpoint and other outputs"
+            " output, or a copy of the checkpoint is in use. Messages would be written twice. Remove that folder and"
+            " those of later micro-batches of this run, or start with a new checkpoint and other outputs"
         )
 
 
@@ -170,8 +170,8 @@ def refuse_appended(pipeline: Pipeline, producer: str, micro_batch: int, check: 
             raise InvalidArgumentError(
                 f"cannot start pipeline {quoted(pipeline.name)}: topic {quoted(output.target)} already holds messages"
                 f" of its micro-batch {newest}, and the checkpoint ends with {micro_batch - 1}, so the checkpoint is"
-                " older than the topic, or a copy of it is in use. Messages would be written twice. Start with a new"
-                " checkpoint and other outputs, or give this output another name to write anyway"
+                " older than the topic, or a copy of the checkpoint is in use. Messages would be written twice. Start"
+                " with a new checkpoint and other outputs, or give this output another name to write anyway"
             )
 
 
