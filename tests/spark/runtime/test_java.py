@@ -66,7 +66,7 @@ def test_a_java_that_knows_no_modules_does_not_run(machine: pytest.MonkeyPatch, 
 
 def test_a_java_home_without_java_is_named_in_the_error(machine: pytest.MonkeyPatch, tmp_path: Path):
     machine.setenv("JAVA_HOME", str(tmp_path / "gone"))
-    with pytest.raises(UnavailableError, match=r"gone/bin/java from JAVA_HOME does not run. Install one"):
+    with pytest.raises(UnavailableError, match=r"gone/bin/java from JAVA_HOME does not run. Install Java"):
         find_java()
 
 

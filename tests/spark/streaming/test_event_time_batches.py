@@ -233,7 +233,7 @@ def test_a_stream_without_micro_batches_that_have_no_data_is_refused(spark: Spar
         (
             ["*", "1 AS ledger", "1 AS entry", "'1' AS index"],
             "column 'index' must be int as part of the position, got string. If the column means something else, rename"
-            " it",
+            " the column",
         ),
         (["1 AS source", "stream", "event_time", "receive_time"], "column 'source' has type int; it must be string"),
     ],

@@ -178,7 +178,7 @@ def test_rare_messages_after_a_silence_longer_than_an_era_name_the_remedy() -> N
     rare = [[message("a", (3600 + 5 * number) * SECOND)] for number in range(6)]
     calls = numbered([*([message("a", number * SECOND // 5)] for number in range(25)), *rare])
     sent = many([m for call in calls for m in call], random.Random(1))  # noqa: S311
-    with pytest.warns(OutsideWindowWarning, match="source 's': after a silence .* forget_after"):
+    with pytest.warns(OutsideWindowWarning, match="source 's': the first messages after a silence .* forget_after"):
         RateStream(PLAIN_OPTIONS).take(sent)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
