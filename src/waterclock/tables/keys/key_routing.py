@@ -96,7 +96,7 @@ def _lock(context: TableContext, connection: SqlConnection, which: _Which, value
         return list(connection.execute(_window(context, which, locks=True), values))
     if context.sql.one_writer or context.sql.is_bounded:
         return found
-    # MariaDB locks what it found in no order; it compares keys by their bytes, and so does Python.
+    # MariaDB locks the messages in no order. It compares keys by their bytes, and so does Python.
     return sorted(found, key=_place_of)
 
 
