@@ -49,7 +49,8 @@ def pipeline(folder: Path, kind: Kind, max_delay: str = "400ms") -> Pipeline:
     source = PipelineSource(f"sqlite:///{folder / 'factory.db'}", None, "telemetry", {}, None)
     outputs = (PipelineOutput(what, what, kind, target, source.url if kind == "parquet" else results, None),)
     rule = {"window": "500ms", "max_delay": max_delay}
-    return Pipeline("benchmark", source, "event_time", rule, outputs, str(out / "cp"), AVAILABLE_NOW, None, None)
+    checkpoint = str(out / "cp")
+    return Pipeline("benchmark", source, "event_time", rule, None, outputs, checkpoint, AVAILABLE_NOW, None, None)
 
 
 def replay(spark: SparkSession, folder: Path, kind: Kind) -> None:
