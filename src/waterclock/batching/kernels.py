@@ -136,12 +136,12 @@ class Kernel:
             return None
 
     def load_shipped(self) -> ModuleType:
-        """Load its library.
+        """Load the library of the kernel.
 
         Raises
         ------
         FileNotFoundError
-            There is no library.
+            The kernel has no library.
         UnavailableError
             The library is damaged or unreadable, or belongs to another source, architecture or NumPy.
         """

@@ -61,7 +61,7 @@ def serve(
         if not url.startswith("https:"):
             output.talk("warning: tokens travel unencrypted. Use --certificate and --key, or a proxy with TLS")
         if not list_tokens(database.backend):
-            output.talk("there are no tokens yet. Create a token: waterclock token add NAME --read topic:NAME")
+            output.talk("no token exists yet. Create one: waterclock token add NAME --read topic:NAME")
 
     with connect(common.database_url, common.ledgers, create=False, timeout=_TIMEOUT) as database:
         log_to_stderr(as_json=common.json or output.logs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -28,15 +28,6 @@ def database(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(bounded_rows, "ADVANCE_EVERY", 0.0)
     monkeypatch.setattr(bounded_rows, "_ADVANCE_IDLE_EVERY", 0.0)
     return connect()
-
-
-@pytest.fixture
-def held(database: Database) -> Generator[None]:
-    engine = database.backend.engine.execution_options(isolation_level="REPEATABLE READ")
-    with engine.connect() as connection:
-        connection.exec_driver_sql("SELECT count(*) FROM waterclock_message_tables").fetchall()
-        yield
-        connection.rollback()
 
 
 def pass_through(table: MessageTable, *, priority: int = 0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 import pytest
 from tests.support.statements import statements_of
@@ -22,16 +22,6 @@ from waterclock.tables.model.claims.claim import FIRST_SEQ
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that counts buffers
 
 FINISHED = 600
-
-
-@pytest.fixture
-def held(database: Database) -> Generator[None]:
-    """Hold a snapshot, as a report does."""
-    engine = database.backend.engine.execution_options(isolation_level="REPEATABLE READ")
-    with engine.connect() as connection:
-        connection.exec_driver_sql("SELECT count(*) FROM waterclock_message_tables").fetchall()
-        yield
-        connection.rollback()
 
 
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,16 +27,6 @@ of_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect
 of_keys = pytest.mark.parametrize(
     "options", [{"fair_by": "group"}, {"limit": {"group": 300}}, {"rate": {"group": "1000000/s"}}]
 )
-
-
-@pytest.fixture
-def held(database: Database) -> Generator[None]:
-    """Hold a snapshot, as a report does."""
-    engine = database.backend.engine.execution_options(isolation_level="REPEATABLE READ")
-    with engine.connect() as connection:
-        connection.exec_driver_sql("SELECT count(*) FROM waterclock_message_tables").fetchall()
-        yield
-        connection.rollback()
 
 
 def pass_through(table: MessageTable, count: int) -> None:

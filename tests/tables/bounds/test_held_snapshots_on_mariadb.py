@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,16 +16,6 @@ from waterclock.tables.message_table import MessageTable
 pytestmark = [pytest.mark.parametrize("database_url", ["mariadb"], indirect=True), pytest.mark.both_servers]
 
 FINISHED = 600
-
-
-@pytest.fixture
-def held(database: Database) -> Generator[None]:
-    """Hold a snapshot, as a report does."""
-    engine = database.backend.engine.execution_options(isolation_level="REPEATABLE READ")
-    with engine.connect() as connection:
-        connection.exec_driver_sql("SELECT count(*) FROM waterclock_message_tables").fetchall()
-        yield
-        connection.rollback()
 
 
 def pass_through(table: MessageTable, **message: str) -> None:

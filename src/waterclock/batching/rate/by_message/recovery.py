@@ -18,7 +18,7 @@ def give_way(assembly: Assembly, stall: StallWatch) -> list[Batch]:
     contested = stall.is_contested(assembly.high_water, assembly.rule.batch_length)
     batches = recover(assembly, stall)
     if contested and not window.era_from <= assembly.window.start <= window.era_until:
-        assembly.doubtful = False  # it was compared with a rival that advanced, so it is no longer doubtful
+        assembly.doubtful = False  # the window was compared with a rival that advanced
     return batches
 
 
