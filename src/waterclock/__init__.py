@@ -1,4 +1,4 @@
-"""Waterclock: stores messages and finds them by time, batches them by event time, and hands them out as work."""
+"""Waterclock stores messages, finds them by time, batches them by event time, and hands them out as work."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Archives acked messages of a message table: moves them into a topic, each exactly once.
+"""Moves acked messages of a message table into a topic, each exactly once.
 
-A piece is appended to the topic by a numbered producer, then deleted from the table. A process that is killed in
-between leaves messages in the topic and in the table. The next process takes over the producer, which fences the killed
-process. It reads the producer's last append back from the topic, and deletes these messages from the table before it
-continues. So nothing is archived twice, even if the next process finds different rows due, or the table and the topic
-are in different databases.
+A numbered producer appends some messages to the topic; then they are deleted from the table. If the process is killed
+in between, they are in both. The next process takes over the producer, which fences the killed process. It reads the
+producer's last append from the topic, deletes those messages from the table, and only then archives more. So no message
+is archived twice, even if other rows are due by then, or the table and the topic are in different databases.
 """
 
 from __future__ import annotations

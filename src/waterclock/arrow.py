@@ -1,4 +1,4 @@
-"""Messages as Arrow columns: the form in which entries, batches and files store them.
+"""Messages as Arrow columns, the form in which entries, batches and files store messages.
 
 Times are int64 nanoseconds, never Arrow timestamps, because Spark cannot read nanosecond timestamps.
 """

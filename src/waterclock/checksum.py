@@ -1,4 +1,4 @@
-"""The checksums of all stored data, each compared before the bytes are decoded.
+"""Computes and checks the checksums of all stored data. Bytes are checked before they are decoded.
 
 CRC-32 (ISO 3309, `zlib.crc32`) detects every change of up to 32 neighbouring bits, and all but one in four billion
 other changes. It detects disk faults, memory faults and truncation, but not deliberate changes.

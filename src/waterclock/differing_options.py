@@ -1,4 +1,4 @@
-"""The warning about ``exist_ok=True`` with options that differ from those of the existing topic or table."""
+"""Warns if ``exist_ok=True`` is used with options that differ from those of the existing topic or table."""
 
 from __future__ import annotations
 

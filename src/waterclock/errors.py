@@ -1,4 +1,4 @@
-"""Every error and warning of Waterclock. Each names the fault, the value and the remedy."""
+"""All errors and warnings of Waterclock. Each message names the fault, the value and the remedy."""
 
 from __future__ import annotations
 

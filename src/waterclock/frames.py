@@ -1,4 +1,4 @@
-"""Messages in tables of other libraries: pandas, Polars, DuckDB, pyarrow readers, and lists of dicts."""
+"""Converts messages from and to tables of other libraries: pandas, Polars, DuckDB, pyarrow, and lists of dicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The message: one measurement or event, and its position in a topic. Every layer uses it."""
+"""The message: one measurement or event, and its position in a topic."""
 
 from __future__ import annotations
 

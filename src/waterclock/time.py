@@ -1,7 +1,7 @@
-"""Points in time and lengths of time: the forms that users may write, and the int nanoseconds used internally.
+"""Points in time and durations: the forms that users may write, and the int nanoseconds used internally.
 
-A point in time is an int of nanoseconds since 1970-01-01T00:00:00Z; a length of time is an int of nanoseconds.
-Both fit a signed 64-bit integer, so points in time reach from 1677-09-21 to 2262-04-11.
+A point in time is an int of nanoseconds since 1970-01-01T00:00:00Z; a duration is an int of nanoseconds. Both fit a
+signed 64-bit integer, so points in time reach from 1677-09-21 to 2262-04-11.
 """
 
 from __future__ import annotations

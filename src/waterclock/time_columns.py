@@ -1,4 +1,4 @@
-"""Times in Arrow columns: the types that represent a point in time, and their conversion to int nanoseconds."""
+"""Reads and converts times in Arrow columns: which types represent a point in time, and as int nanoseconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: the handling of a message joins, or links to, the trace in which it was put or appended.
+"""Traces messages with OpenTelemetry: handling a message joins, or links to, the trace in which it was put or appended.
 
 OpenTelemetry is not imported before `instrument` is called.
 """

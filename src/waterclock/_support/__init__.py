@@ -1,1 +1,1 @@
-"""Internals that the whole package uses: quoting, URLs, durable files, time."""
+"""Internal helpers for the whole package: quoting, URLs, durable files, time."""

@@ -1,4 +1,4 @@
-"""Objects that close at the end of a ``with`` block."""
+"""Closes objects at the end of a ``with`` block, even after an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local files that, even after a power cut, are either complete or missing."""
+"""Writes local files that, even after a power cut, are either complete or missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small tables in HTML, for notebooks. All texts are escaped, and long texts are cut off."""
+"""Builds small HTML tables for notebooks. All texts are escaped, and long texts are cut off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Event names and fields of log lines, for programs that read logs. See `docs/how-to/operation/monitor.md`."""
+"""Event names and fields of log lines, for programs that read logs.
+
+`docs/how-to/operation/monitor.md` describes them for users.
+"""
 
 from __future__ import annotations
 

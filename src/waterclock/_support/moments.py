@@ -1,7 +1,7 @@
-"""The monotonic clock and every wait: the one place where a test can control time.
+"""Provides the monotonic clock and all waits, so that a test can control time.
 
-Durations and waits go through this module only; times of events come from a database's clock. A test replaces it for
-the whole process (`replaced`), and then decides when time passes, when a wait returns, and which thread runs next.
+All durations and waits use this module; the times of events come from a database's clock. A test replaces the clock for
+the whole process (`replaced`). The test then decides when time passes, when a wait returns, and which thread runs next.
 """
 
 from __future__ import annotations

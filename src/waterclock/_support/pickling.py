@@ -1,4 +1,4 @@
-"""Pickles databases, topics and tables as their addresses. Objects that belong to one process cannot be pickled."""
+"""Pickles databases, topics and tables as their addresses. Refuses to pickle objects that belong to one process."""
 
 from __future__ import annotations
 

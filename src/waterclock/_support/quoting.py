@@ -1,6 +1,6 @@
-"""Quotes values in error messages: short values whole, long ones by their beginning and length.
+"""Quotes values in error messages. Of a long value, only the beginning and the length are shown.
 
-A wrong argument may be a whole file's content, which would fill logs. The argument may also be a URL, which is quoted
+A wrong argument may be the whole content of a file, which would fill logs. It may also be a URL, which is quoted
 without its user and password.
 """
 

@@ -1,4 +1,4 @@
-"""Keeps long-running processes small by blocking the import of DataFrame libraries that they do not need."""
+"""Keeps long-running processes small by blocking imports of DataFrame libraries that they do not need."""
 
 from __future__ import annotations
 

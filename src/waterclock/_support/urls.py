@@ -1,8 +1,8 @@
-"""Shows URLs without passwords, in errors, logs, listings, reprs and commands.
+"""Removes passwords from URLs before they appear in errors, logs, listings, reprs and commands.
 
 `shown` keeps all harmless parts of a database's URL. `without_secrets` keeps only the location of a file store, as the
-catalogue stores it. For a malformed URL, both functions hide too much rather than too little. Only its author knows the
-end of the password in ``postgres://u:p@ss/word@host``, so everything before the last ``@`` counts as the password.
+catalogue stores it. For a malformed URL, both functions hide too much rather than too little. In
+``postgres://u:p@ss/word@host``, either ``@`` may end the password, so everything before the last ``@`` is hidden.
 """
 
 from __future__ import annotations

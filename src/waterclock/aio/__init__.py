@@ -1,4 +1,4 @@
-"""The asyncio interface of Waterclock. Calls run in a pool of threads; all waits share one thread."""
+"""The asyncio interface of Waterclock. Calls run in a pool of threads, and one thread does all the waiting."""
 
 from waterclock.aio.database import Database, connect
 from waterclock.aio.deliveries import Deliveries, Delivery

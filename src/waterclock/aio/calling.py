@@ -1,7 +1,7 @@
 """Calls a synchronous object from an event loop.
 
-Each asynchronous class wraps a synchronous class. It defines its methods with the descriptors of this module, which
-copy names, parameters and types from the synchronous class.
+Each asynchronous class wraps a synchronous class. The descriptors of this module define its methods, and copy their
+names, parameters and types from the synchronous class.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deliveries of message tables, and subscriptions to them, for asyncio."""
+"""Deliveries and subscriptions of message tables, for asyncio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Message tables, their groups and schedules, for asyncio."""
+"""Message tables with their groups and schedules, for asyncio."""
 
 from __future__ import annotations
 

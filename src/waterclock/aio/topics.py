@@ -1,4 +1,4 @@
-"""Topics and their subscriptions, for asyncio."""
+"""Topics and subscriptions of topics, for asyncio."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Waits for messages: one thread serves all waiters of a database.
+"""Waits for messages on behalf of all waiters of a database, in one thread.
 
-Each distinct request is a *watch*. The thread looks up when the messages of each watch are due. It sleeps until the
-first message is due or something changes, and wakes one waiter of that watch. This waiter claims and reports whether it
-found something. Only then is the next waiter woken, so no more waiters wake than there are messages.
+Waiters with the same request share a *watch*. The thread looks up when the messages of each watch are due. It sleeps
+until the first message is due or something changes, and then wakes one waiter of that watch. This waiter claims, and
+reports whether it found a message. Only then is the next waiter woken, so no more waiters wake than there are messages.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Makes, checks and restores backups of SQLite databases with their ledger files. Others can write during a backup."""
+"""Creates, checks and restores backups of SQLite databases and their ledger files. Others can write during a backup."""

@@ -1,15 +1,15 @@
 """Backs up an SQLite database and its ledger files into a folder, while others append, seal, compact and expire.
 
-1. The ledger files that the catalogue names are copied. They are most of the data, and never change.
-2. A snapshot of the database is taken, and the few ledger files that only the snapshot names are copied. If one of
-them was deleted in between because its grace time had ended, step 2 is repeated: the next snapshot names its
-replacement.
-3. The manifest is written, which makes the backup complete.
-4. Files of an earlier backup that the new backup does not need are removed from the folder.
+1. Copy the ledger files that the catalogue names. These are most of the data, and never change.
+2. Take a snapshot of the database, and copy the few ledger files that only the snapshot names. If one of them was
+   deleted meanwhile because its grace time had ended, repeat this step: the next snapshot names the file that replaced
+   it.
+3. Write the manifest, which makes the backup complete.
+4. Remove files of an earlier backup that the new backup does not need.
 
-The folder holds the earlier backup until step 3, and the new one afterwards, even if the run is interrupted. After an
-error or Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup does. The backup only
-reads the source: it neither locks, marks nor deletes anything there.
+The folder holds the earlier backup until step 3, and the new backup afterwards, even if the run is interrupted. After
+an error or Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup removes them. The
+backup only reads the source: it neither locks, marks nor deletes anything there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies files with their sizes and checksums, and measures existing files."""
+"""Copies files and measures existing files: returns the size and the checksum of each."""
 
 from __future__ import annotations
 

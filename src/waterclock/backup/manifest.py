@@ -1,4 +1,4 @@
-"""The manifest of a backup: its files, with sizes and checksums. It is written last, and makes the backup complete."""
+"""The manifest of a backup, which lists its files with sizes and checksums. It is written last."""
 
 from __future__ import annotations
 

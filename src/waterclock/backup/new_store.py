@@ -1,4 +1,4 @@
-"""The identity of a restored copy, which must never work on the files of the original."""
+"""Assigns a new store identity to a restored copy, so that it never works on the files of the original."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """Restores a backup as a new SQLite database with ledger files of its own.
 
-1. The manifest and every checksum are checked before anything is written.
-2. The database is copied under a name that no command opens, and gets a ledger store of its own.
-3. The ledger files are copied; each is compared with its checksum once more.
-4. The database gets its name, which makes the copy complete. If the restore is interrupted earlier, there is no
-database. After an error or Ctrl-C there are no ledger files either; a kill leaves some.
+1. Check the manifest and every checksum before writing anything.
+2. Copy the database under a name that no command opens, and assign a ledger store of its own to the copy.
+3. Copy the ledger files, and compare each copy with its checksum.
+4. Rename the database to its final name, which makes the copy complete.
+
+If the restore is interrupted before step 4, there is no database. An error or Ctrl-C also leaves no ledger files, but a
+kill may leave some.
 """
 
 from __future__ import annotations

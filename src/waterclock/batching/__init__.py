@@ -1,1 +1,1 @@
-"""Batching rules, pure: no I/O, no clock, no logging. Callers pass the time."""
+"""The rules of batching. They are pure: they use no I/O, no clock and no logging, and callers pass the time."""

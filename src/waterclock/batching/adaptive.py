@@ -1,4 +1,4 @@
-"""Lengthens the batches of a consumer that does not keep up, and shortens them again."""
+"""Lengthens the batches of a consumer that does not keep up, and shortens them when it keeps up again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch, whose messages belong together, and the rejection, a message that belongs to no batch."""
+"""The two outcomes of batching: a batch of messages that belong together, and a rejected message."""
 
 from __future__ import annotations
 

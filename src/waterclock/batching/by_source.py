@@ -1,4 +1,4 @@
-"""Batches many sources at once, with one batcher for each, created when the first message of the source arrives."""
+"""Batches many sources. Each source has a batcher, which is created when its first message arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the names of streams in options: the declared streams of a source, and the streams that cut its windows."""
+"""Checks options that are lists of stream names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads facts from JSON and checks the type of each; a wrong type counts as damage."""
+"""Reads values from stored JSON, and checks their types. A wrong type is reported as damage."""
 
 from __future__ import annotations
 

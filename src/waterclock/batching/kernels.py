@@ -1,9 +1,9 @@
-"""Kernels: modules of functions over arrays, one file each, that run in up to three forms.
+"""Loads kernels, which are modules of functions over arrays. A kernel is one file, and runs in one of three forms.
 
-A wheel ships each kernel as a library, which loads in milliseconds (`kernel_library`). Without a library, as in a
-clone, a kernel runs interpreted for few rows, and compiled with Numba for many. Compiling takes 40 s after an
-installation, and loading compiled code takes 0.7 to 2 s in each process, mostly to import Numba. The interpreted form
-handles `INTERPRETED_ROWS` rows in less time (docs/adr/0025).
+A wheel ships each kernel as a compiled library, which loads in milliseconds (`kernel_library`). Without that library,
+as in a clone, a kernel runs interpreted for few rows, and compiled with Numba for many rows. Numba takes 40 s to
+compile after an installation, and 0.7 to 2 s to load the compiled code in each process, mostly for its own import. In
+that time, the interpreted form handles `INTERPRETED_ROWS` rows (docs/adr/0025).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the columns of messages for batching over columns, and writes columns with nulls."""
+"""Reads the columns that batching needs from a table of messages, and builds columns with nulls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts the messages of a batch that lie outside its window, by stream and by distance."""
+"""Counts the messages of a batch that lie outside its window, by stream and by distance from the window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes of a batcher's state: Arrow IPC with facts in its schema metadata, in a frame with a checksum."""
+"""The bytes of a batcher's state: Arrow IPC, with JSON in its schema metadata, in a frame with a checksum."""
 
 from __future__ import annotations
 

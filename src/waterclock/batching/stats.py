@@ -1,4 +1,4 @@
-"""Statistics of a batcher."""
+"""The statistics of a batcher."""
 
 from __future__ import annotations
 

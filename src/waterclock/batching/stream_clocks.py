@@ -1,4 +1,4 @@
-"""Estimates how each stream's clock differs from the receive clock, and the delay and disorder of its messages."""
+"""Estimates how each stream's clock differs from the receive clock, and how late and disordered its messages are."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The commands; related ones share a file. Data goes to stdout, messages to stderr.
+"""The commands. Related commands share a file. Data goes to stdout, and messages go to stderr.
 
-Exit codes: 0 success, 1 failure, 2 usage.
+The exit codes are 0 for success, 1 for failure, and 2 for wrong usage.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command ``waterclock``, which finds the subcommand and turns errors into exit codes."""
+"""The command ``waterclock``: finds the subcommand, and turns errors into exit codes."""
 
 from __future__ import annotations
 

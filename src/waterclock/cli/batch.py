@@ -1,4 +1,4 @@
-"""``waterclock batch`` shows how a file or a topic falls into batches."""
+"""``waterclock batch`` shows how a file or a topic is divided into batches."""
 
 from __future__ import annotations
 

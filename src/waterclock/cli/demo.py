@@ -1,4 +1,7 @@
-"""``waterclock demo`` runs the main job, or measures this machine live. Progress goes to stderr, figures to stdout."""
+"""``waterclock demo`` runs the demo on recorded data, or measures this machine live.
+
+Progress goes to stderr, and figures go to stdout.
+"""
 
 from __future__ import annotations
 

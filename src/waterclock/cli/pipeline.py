@@ -1,4 +1,4 @@
-"""``waterclock pipeline`` runs the pipelines of a file on Spark, as a stream or over the archive."""
+"""``waterclock pipeline`` runs the pipelines of a file on Spark, as a stream or over stored data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of many sources as columns, which are packed into bytes, stored in cells and batched as streams.
+"""Packs the messages of many sources into columns, stores them in binary cells, and batches them as streams.
 
-Nothing here needs Spark.
+This package does not need Spark.
 """

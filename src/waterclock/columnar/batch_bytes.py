@@ -1,9 +1,9 @@
-"""Writes many batches at once: the same bytes as `waterclock.Batch.to_bytes` writes, at a fraction of the cost.
+"""Writes many batches at once: the same bytes as `waterclock.Batch.to_bytes`, but much faster.
 
-Cutting a batch of five messages out of columns and writing it through pyarrow takes 200 µs, nearly all of it for calls.
+To cut a batch of five messages out of columns and write it through pyarrow takes 200 µs, nearly all of it for calls.
 Streams of the same columns differ only in a few places: the facts in the schema's metadata, and the lengths, null
-counts and buffers of the record batch, which have fixed places. So pyarrow writes one stream as a template, and the
-numbers of each batch are filled in. The layout is that of Arrow's IPC format
+counts and buffers of the record batch. These places are known. So pyarrow writes one stream as a template, and this
+module fills in the numbers of each batch. The layout is that of Arrow's IPC format
 (https://arrow.apache.org/docs/format/Columnar.html).
 """
 

@@ -1,7 +1,7 @@
-"""The copying behind `batch_bytes`, compiled with Numba.
+"""Copies the buffers of batches for `batch_bytes`, compiled with Numba.
 
-A batch of a few messages has some thirty buffers of a few bytes each, so a NumPy call for each buffer would take longer
-than everything else.
+A batch of a few messages has some thirty buffers of a few bytes each. A NumPy call for each buffer would take longer
+than all other work.
 """
 
 from __future__ import annotations

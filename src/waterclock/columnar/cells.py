@@ -1,4 +1,4 @@
-"""Rows as one binary value: an Arrow record batch without its schema."""
+"""Writes and reads rows as one binary value: an Arrow record batch without its schema."""
 
 from __future__ import annotations
 

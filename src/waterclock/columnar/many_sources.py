@@ -1,4 +1,4 @@
-"""The messages of many sources as arrays: the input of columnar rules, and the cells that tasks exchange."""
+"""The messages of many sources as arrays, which are the input of the columnar rules and are packed into cells."""
 
 from __future__ import annotations
 

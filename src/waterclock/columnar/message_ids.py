@@ -1,4 +1,7 @@
-"""Reads the ids of many messages from their headers, as `waterclock.batching.by_id.rule.number_in` does for one."""
+"""Reads the ids of many messages from their headers.
+
+`waterclock.batching.by_id.rule.number_in` has the same rule for one message.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The packed form of messages passed between Spark and Python: a row per source, its messages in a binary cell.
+"""Packs messages for the exchange between Spark and Python: one row per source, with its messages in a binary cell.
 
 A packed row has
 
 - ``source``: text;
 - ``streams``: array of text, the streams that occur;
-- ``count``: the number of its messages;
-- ``messages``: binary, a cell (see `waterclock.columnar.records`) of records, or of differences if they are not batched
-yet and have positions;
-- before batching, ``clock``: the receive clock of the task that packed it, microseconds since the epoch.
+- ``count``: the number of messages;
+- ``messages``: binary, a cell of records (see `waterclock.columnar.records`); or a cell of differences, if the messages
+  are not batched yet and have positions;
+- before batching, ``clock``: the receive clock of the task that packed the row, microseconds since the epoch.
 
 Payloads stay in the topic.
 """

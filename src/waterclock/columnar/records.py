@@ -1,17 +1,17 @@
-"""Messages as records in binary cells: of a fixed width, or as differences.
+"""Encodes messages as records in binary cells: records of a fixed width, or differences between messages.
 
-A record has, little-endian and without padding, ``event_time`` (8 bytes, ns), ``receive_time`` (8 bytes, ns),
-``stream`` (4 bytes, an index into the names, which are stored next to the cell) and, if messages have positions,
-``ledger`` (8 bytes), ``entry`` (8 bytes) and ``index`` (4 bytes): 20 bytes, or 40 with a position. NumPy reads such a
-cell in place, and Arrow makes many cells from one array without copying.
+A record has, little-endian and without padding, ``event_time`` (8 bytes, ns), ``receive_time`` (8 bytes, ns) and
+``stream`` (4 bytes, an index into the names, which are stored next to the cell). If messages have positions, it also
+has ``ledger`` (8 bytes), ``entry`` (8 bytes) and ``index`` (4 bytes). So its length is 20 bytes, or 40 with a position.
+NumPy reads such a cell in place, and Arrow makes many cells from one array without copying.
 
 A cell of differences, which is passed between Spark's tasks and processes, takes about a third of that. It has
 
 - the record of its first message, with a position: 40 bytes;
 - a byte for each field: the width of its differences, 0 to 8 bytes;
-- field by field, the difference of every other message from the one before it: an integer d, modulo 2⁶⁴, written as 2d,
-  or as -2d - 1 if it is negative;
-- a byte of zero if the length would otherwise be even. So its odd length distinguishes it from a cell of records.
+- field by field, the difference of each message from the message before it: an integer d, modulo 2⁶⁴, written as 2d, or
+  as -2d - 1 if it is negative;
+- a byte of zero if the length would otherwise be even. An odd length shows that a cell holds differences.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Reads the TOML files of pipelines, ingests and gateways. Errors name the line."""
+"""Reads the TOML files of pipelines, ingests and gateways. Errors name the line in the file."""

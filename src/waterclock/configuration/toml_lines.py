@@ -1,4 +1,4 @@
-"""Finds the line of a key in a TOML file, which the standard library's reader does not return."""
+"""Finds the line of a key in a TOML file. The standard library's reader does not return lines."""
 
 from __future__ import annotations
 

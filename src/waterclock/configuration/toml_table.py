@@ -1,4 +1,4 @@
-"""Takes the keys of a table of a TOML file one by one, and adds the file and line to errors."""
+"""Takes keys from a table of a TOML file one by one, and adds the file and line to errors."""
 
 from __future__ import annotations
 

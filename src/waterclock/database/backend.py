@@ -1,4 +1,4 @@
-"""One database with its engine, its transactions with retries, and its clock."""
+"""A database: its engine, its transactions with retries, and its clock."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Deadlines for answers, so that a server that is silent behind an open connection blocks no thread forever.
+"""Ends calls at a deadline, so that a server that stays silent on an open connection blocks no thread forever.
 
-Each statement of ours has a deadline, the `timeout` of `waterclock.connect`. A thread with other duties, such as a
-heartbeat thread, sets a deadline for everything it does while it holds a connection. When a deadline passes, the thread
-that watches all deadlines shuts the socket down. The waiting call then fails as if the server had gone, and may be
-retried on another connection.
+Each of our statements has a deadline: the `timeout` of `waterclock.connect`. A thread with other duties, such as a
+heartbeat thread, sets a deadline for everything it does while it holds a connection. One thread watches all deadlines.
+When a deadline passes, this thread shuts the socket down. The waiting call then fails as if the server had gone, and
+may be retried on another connection.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A fast path to the driver, for statements that run thousands of times a second.
+"""Passes frequent statements directly to the driver.
 
-SQLAlchemy's pool and execution cost four times as much as the driver for a statement of one row. This module compiles
+For a statement of one row, SQLAlchemy's pool and execution cost four times as much as the driver. This module compiles
 each statement once, and caches its text and the converters of its rows.
 """
 

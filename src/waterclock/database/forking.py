@@ -1,11 +1,11 @@
-"""Forks: a forked process starts with its own connections, and its parent continues with new ones.
+"""Makes forks safe: the child starts with its own connections, and the parent opens new ones.
 
-Two processes on one connection get each other's answers. SQLite is worse: it records in memory what the process has
-locked, and a fork copies that memory but not the locks. A child then works without the locks, even on connections that
-it opens itself, and its parent removes the log to which the child writes. A child also inherits SQLite's internal locks
-that another thread held in the middle of a call, and has no thread to release them. So a fork waits for other threads'
-calls on SQLite, and closes idle connections, so that no child inherits them. A child leaves connections to servers
-alone if they are still in use.
+If two processes used one connection, each would get answers meant for the other. SQLite is worse: it records in memory
+which locks the process holds, and a fork copies that memory but not the locks. A child then works without the locks,
+even on connections that it opens itself, and its parent removes the log to which the child writes. A child also
+inherits SQLite's internal locks, and has no thread to release those that another thread held during a call. So a fork
+waits until other threads' calls on SQLite end, and closes idle connections, so that no child inherits them. A child
+leaves connections to servers alone if the parent still uses them.
 """
 
 from __future__ import annotations

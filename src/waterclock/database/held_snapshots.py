@@ -1,4 +1,4 @@
-"""Finds long-running transactions, which slow the server down: it keeps all row versions since they began."""
+"""Finds long-running transactions. They slow the server down, because it keeps all row versions since they began."""
 
 from __future__ import annotations
 

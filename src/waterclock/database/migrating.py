@@ -1,4 +1,4 @@
-"""Migrates a database's catalogue to the version of this library, with Alembic."""
+"""Migrates a database's catalogue to the schema of this version of the library, with Alembic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cache for each open database of a process, which all users of the database share."""
+"""A cache per open database of a process, shared by all users of that database."""
 
 from __future__ import annotations
 

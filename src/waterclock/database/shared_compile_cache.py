@@ -1,7 +1,7 @@
-"""A cache of compiled statements that similar databases share: compiling a statement takes longer than running it.
+"""A cache of compiled statements, shared by similar databases. To compile a statement takes longer than to run it.
 
-Each engine has its own dialect, and SQLAlchemy does not use its compiled statements for another dialect, even if they
-are identical. This module uses the first of several equal dialects for all of them.
+Each engine has its own dialect, and SQLAlchemy does not use its compiled statements for another dialect, even if the
+two are identical. This module uses the first of several equal dialects for all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads how much space a database takes, how large its tables and indexes are, and how many dead rows they keep."""
+"""Reads the sizes of a database, its tables and its indexes, and how many dead rows they contain."""
 
 from __future__ import annotations
 

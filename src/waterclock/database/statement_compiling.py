@@ -1,4 +1,4 @@
-"""Compiles statements for the fast path to the driver: each text once, with the converters of its values."""
+"""Compiles statements for `driver_fast_path`. Each text is compiled once, with the converters of its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of the values in statements, for errors about values that are too large."""
+"""Measures the values in a statement, for errors about values that are too large."""
 
 from __future__ import annotations
 

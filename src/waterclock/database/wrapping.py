@@ -1,4 +1,4 @@
-"""Wraps drivers' errors as SQLAlchemy does, including those of statements that SQLAlchemy did not run."""
+"""Wraps drivers' errors in SQLAlchemy's, including errors of statements that SQLAlchemy did not run."""
 
 from __future__ import annotations
 

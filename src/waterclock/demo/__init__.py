@@ -1,1 +1,1 @@
-"""The demo: a recording of real traffic goes through every stage, and each message is accounted for and drawn."""
+"""The demo: real recorded traffic passes through every stage, and each message is accounted for and drawn."""

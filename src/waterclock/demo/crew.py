@@ -1,4 +1,4 @@
-"""The two worker processes of the demo's main job, one of which is killed on purpose."""
+"""Runs the two worker processes of the demo's main job. One of them is killed on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a demo, and the batches in its database. Works without Spark, as the live demo does."""
+"""The folder of a demo, and the batches in its database. This module works without Spark, for the live demo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live demo: collectd's measurements of this machine go through MQTT into batches, and are drawn."""
+"""The live demo: this machine's measurements pass from collectd through MQTT into batches, and are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main job, step by step: topic, find, Spark, message table, workers, reconciliation, picture."""
+"""Runs the main job of the demo step by step: topic, find, Spark, message table, workers, reconciliation, picture."""
 
 from __future__ import annotations
 

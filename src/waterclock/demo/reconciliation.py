@@ -1,4 +1,4 @@
-"""Checks that the main job accounts for every message. It reads the results, not the reports of the steps."""
+"""Checks that the main job accounts for every message. Reads the results themselves, not the reports of the steps."""
 
 from __future__ import annotations
 

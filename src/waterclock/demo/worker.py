@@ -1,7 +1,7 @@
-"""A worker of the main job, in its own process, which receives batches, checks each against its window, and acks.
+"""A worker process of the main job, which receives batches, checks each against its window, and acks it.
 
 The worker prints the messages that it takes and acks, one JSON object per line, and waits for a line on stdin before it
-handles them. So its parent can kill the worker while it holds messages, and the worker exits when the parent is gone.
+handles them. So its parent can kill it while it holds messages. It exits when the parent is gone.
 """
 
 from __future__ import annotations

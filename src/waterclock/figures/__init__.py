@@ -1,1 +1,1 @@
-"""Pictures as SVG text, the same in the command line, the pages and the documentation. Pure."""
+"""Draws pictures as SVG text, for the command line, the web pages and the documentation. Pure."""

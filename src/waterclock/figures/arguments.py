@@ -1,4 +1,4 @@
-"""Checks the arguments of pictures, so that an invalid one is reported before anything is drawn."""
+"""Checks the arguments of pictures before anything is drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws how the clocks of streams differ from the receive clock: one lane per stream, with its offset as a line."""
+"""Draws how the clocks of streams differ from the receive clock. Each stream has a lane, with its offset as a line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws one lane of a timeline: windows, messages, flags that count the rejected messages, and close reasons."""
+"""Draws one lane of a timeline: windows, messages, counts of rejected messages, and the reasons why windows closed."""
 
 from __future__ import annotations
 

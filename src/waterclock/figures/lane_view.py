@@ -1,7 +1,7 @@
-"""Draws batches over event time from counts, for pages that zoom and for any number of messages.
+"""Draws batches over event time from counts, for web pages that zoom. Works for any number of messages.
 
-`waterclock.figures.timeline` draws batches that are in memory. This module draws counts from a server: a lane of dots
-if they fit, otherwise of bars, with shaded windows, and rejected messages distinguished by colour and shape.
+`waterclock.figures.timeline` draws batches that are in memory. This module draws counts from a server. A lane shows
+dots if they fit, and otherwise bars. Windows are shaded, and colour and shape distinguish rejected messages.
 """
 
 from __future__ import annotations

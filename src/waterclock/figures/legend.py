@@ -1,4 +1,4 @@
-"""The legend of a picture: the meaning of its marks and shades, and counts of the reasons that it shows."""
+"""Draws the legend of a picture: the meaning of its marks and shades, and how often each reason occurs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The panel behind every picture: its own background, title and summary, legible on any page."""
+"""Draws the panel behind every picture: background, title and summary. It is legible on any page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds SVG text: elements whose attributes and texts are always escaped, and short numbers in one format."""
+"""Builds SVG text. Escapes all attributes and texts, and writes numbers in one short format."""
 
 from __future__ import annotations
 

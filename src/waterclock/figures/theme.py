@@ -1,7 +1,7 @@
 """The colours and the style sheet of every picture, for light and dark backgrounds.
 
-The colours of messages rejected by time come from Okabe and Ito's palette, which colour-blind people can distinguish;
-each kind also has its own shape.
+The colours of messages rejected by time come from Okabe and Ito's palette, which colour-blind people can distinguish.
+Each kind of rejection also has its own shape.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws batches over event time: one lane per source, messages as dots, windows shaded, rejected messages marked."""
+"""Draws batches over event time: a lane per source, with messages as dots, and windows shaded."""
 
 from __future__ import annotations
 

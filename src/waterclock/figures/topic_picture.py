@@ -1,4 +1,4 @@
-"""Draws a topic over time: its ledgers as blocks, the running maximum of times as a line, subscriptions as flags."""
+"""Draws a topic over time: ledgers as blocks, the running maximum of times as a line, and subscriptions as flags."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A gateway in one file: ingest, batching and work under one process that stops them in order."""
+"""Runs a gateway from one file: ingest, batching and work, under one process that stops them in order."""

@@ -1,4 +1,4 @@
-"""Reads a gateway from a TOML file: the ingest, the batching of topics, and the handlers of batches."""
+"""Reads the TOML file of a gateway: its ingest, the batching of topics, and the handlers of batches."""
 
 from __future__ import annotations
 

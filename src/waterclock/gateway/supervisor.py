@@ -1,4 +1,4 @@
-"""Runs the parts of a gateway as processes, and stops all of them in order when any of them ends."""
+"""Runs the parts of a gateway as processes. When one of them ends, stops all others in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appends the messages of an inbox, in one thread; retries while the database is unavailable."""
+"""Appends the messages of an inbox, in one thread. Retries while the database is unavailable."""
 
 from __future__ import annotations
 

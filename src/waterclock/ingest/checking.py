@@ -1,4 +1,4 @@
-"""Dry runs of an ingest: how the next messages would be mapped, and how the broker's settings affect the ingest."""
+"""Tries out an ingest: shows how the next messages would be mapped, and how the broker's settings affect the ingest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages in files: JSON lines, CSV and Parquet."""
+"""Reads messages from files: JSON lines, CSV and Parquet."""
 
 from __future__ import annotations
 

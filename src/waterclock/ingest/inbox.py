@@ -1,6 +1,6 @@
-"""The inbox: received messages that are not appended yet.
+"""The inbox, which holds messages that were received but not appended yet.
 
-The inbox is bounded, so that a slow or unavailable database does not fill the memory.
+It is bounded, so that a slow or unavailable database does not fill the memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The long-running ingest: receives on connections, appends in one thread, acks after the append."""
+"""Runs an ingest from MQTT: receives on several connections, appends in one thread, and acks after the append."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ingest as a TOML file: the broker or cluster, its topics, and how their messages are mapped."""
+"""Reads an ingest from a TOML file: the broker or cluster, its topics, and how their messages are mapped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of an ingest."""
+"""The Prometheus metrics of an ingest."""
 
 from __future__ import annotations
 

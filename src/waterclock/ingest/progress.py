@@ -1,4 +1,4 @@
-"""The progress of an ingest: counts and events."""
+"""The progress of an ingest, as counts and events."""
 
 from __future__ import annotations
 

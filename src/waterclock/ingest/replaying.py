@@ -1,4 +1,4 @@
-"""Maps dead letters again after the mapping was corrected."""
+"""Maps dead letters again after the rules were corrected."""
 
 from __future__ import annotations
 

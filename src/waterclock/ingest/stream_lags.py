@@ -1,4 +1,4 @@
-"""The lag of streams' event times behind their receive times, and warnings about it. Pure."""
+"""Tracks how far the event times of streams lag behind their receive times, and warns of long lags. Pure."""
 
 from __future__ import annotations
 

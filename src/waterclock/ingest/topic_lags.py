@@ -1,4 +1,4 @@
-"""Measures, by stream, how far the event times of a topic's newest messages lag behind their receive times."""
+"""Measures by how much, in each stream, the newest event times of a topic lag behind their receive times."""
 
 from __future__ import annotations
 

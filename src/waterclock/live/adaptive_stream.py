@@ -1,4 +1,4 @@
-"""Batches by rate with a length that adapts to the follower's processing time per window."""
+"""Batches by rate with an adaptive length: the length follows the time that the follower takes per window."""
 
 from __future__ import annotations
 

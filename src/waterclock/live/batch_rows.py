@@ -1,4 +1,4 @@
-"""Builds batches from the decisions of a rule, one row for each."""
+"""Builds the rows of batches from the outcomes of a rule."""
 
 from __future__ import annotations
 

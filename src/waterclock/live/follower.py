@@ -1,4 +1,4 @@
-"""Follows a topic: reads new messages, batches them, and puts the batches into a message table, exactly once."""
+"""Follows a topic: reads new messages, batches them, and puts each batch into a message table exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The row of a follower: its position, the state of its rule, and the number that excludes earlier followers."""
+"""A follower's row in the catalogue: its position, its rule's state, and a number that fences earlier followers."""
 
 from __future__ import annotations
 

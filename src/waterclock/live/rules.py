@@ -1,4 +1,4 @@
-"""The rules by which a topic is batched live, and the streams that apply them."""
+"""The rules by which a topic can be batched live, and the streams that apply these rules."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Metrics of a database and of long-running commands for Prometheus, and their liveness and readiness probes."""
+"""Prometheus metrics of a database and of long-running commands, and probes of whether a command is alive and ready."""

@@ -1,4 +1,4 @@
-"""The facts about a database that metrics export and that the overview page shows."""
+"""Reads the figures of a database that metrics export and the overview page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metric families with a bounded number of labels. Surplus or unprintable names share one label."""
+"""Builds metric families with a bounded number of labels. Names beyond the limit share one label."""
 
 from __future__ import annotations
 

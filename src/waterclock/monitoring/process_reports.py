@@ -1,4 +1,4 @@
-"""Reports of processes that ingest or batch: each process writes its counts to the catalogue, for the web pages."""
+"""Reports the progress of processes that ingest or batch. Each process writes its counts to the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small HTTP server for metrics and probes, with bounded threads, request times and request sizes."""
+"""A small HTTP server for metrics and probes, with limits on threads, request times and request sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collects slow values once for many concurrent callers: one thread, and a bounded wait for each caller."""
+"""Collects slow values once for many concurrent callers, in one thread. Each caller waits only for a limited time."""
 
 from __future__ import annotations
 

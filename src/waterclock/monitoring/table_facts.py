@@ -1,4 +1,4 @@
-"""The exported facts about message tables, read with bounded statements."""
+"""Reads the exported figures of message tables. Each statement reads a bounded number of rows."""
 
 from __future__ import annotations
 

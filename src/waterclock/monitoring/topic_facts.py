@@ -1,4 +1,4 @@
-"""The exported facts about topics, subscriptions and upkeep, read from the catalogue in a few statements."""
+"""Reads the exported figures of topics, subscriptions and upkeep from the catalogue, in a few statements."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The server: an HTTP interface, protected by tokens, to topics and message tables."""
+"""The HTTP server for topics and message tables. Requests need a token."""

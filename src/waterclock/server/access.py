@@ -1,4 +1,4 @@
-"""Access control: the sender of each request and its rights. Requests from other hosts and sites are refused."""
+"""Controls access: finds the sender and the rights of each request, and refuses requests from other hosts and sites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application: its routes, and the middleware that every request passes through."""
+"""The web application: its routes, and the middleware that handles every request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on connections: clients must send requests and read responses in time, and their number is limited."""
+"""Limits the number of connections, and the time in which clients must send requests and read responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converts errors to responses: our own texts for mistakes of the caller, and no internals for other failures."""
+"""Converts errors to responses. A caller's mistake gets our error text; any other failure shows no internals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on the server's resources: bytes of bodies, open streams, requests per token, and checks of invalid tokens."""
+"""Limits the server's resources: bytes of bodies, open streams, requests per token, and checks of invalid tokens."""
 
 from __future__ import annotations
 

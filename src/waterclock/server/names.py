@@ -1,7 +1,7 @@
-"""Names in paths. They may contain any character, even a slash, in percent-encoded form.
+"""Decodes names in paths. Names may contain any character, even a slash, in percent-encoded form.
 
-Paths are matched as they were sent, and each name is decoded separately. If paths were decoded first, a name with a
-slash would be two names.
+Each name is decoded separately, after the path was matched. If the path were decoded first, a name with a slash would
+be read as two names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Message tables that stay open between requests.
+"""Keeps message tables open between requests.
 
-To open a table takes several times as long as a claim, because its columns and options are read.
+Opening a table takes several times as long as a claim, because its columns and options are read.
 """
 
 from __future__ import annotations

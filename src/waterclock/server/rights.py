@@ -1,4 +1,4 @@
-"""Rights: which verbs a token may use on which topics and message tables. Pure."""
+"""The rights of tokens: which verbs a token may use on which topics and message tables. Pure."""
 
 from __future__ import annotations
 

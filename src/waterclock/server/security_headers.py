@@ -1,4 +1,4 @@
-"""Headers of every response that restrict what a browser may do with it."""
+"""Adds headers to every response that restrict what a browser may do with it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Shares the answer to a read among identical requests that arrive within a second of its start.
 
-So any number of viewers of one page cost the database what one viewer costs. Requests are identical if they have the
-same sender, path, query and accepted formats; the sender's token is checked first, for each request. A read may thus be
-up to a second old. It includes every change that this server answered before the read arrived, because each change
-drops all answers. Only routes marked with `shared` take part. Payloads and deliveries are never shared.
+So any number of viewers of one page cost the database as much as one viewer. Requests are identical if they have the
+same sender, path, query and accepted formats. The sender's token is checked first, for each request. An answer may be
+up to a second old. But it includes every change that this server answered before the request arrived, because each
+change drops all shared answers. Only routes marked with `shared` take part. Payloads and deliveries are never shared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pipeline on Apache Spark: topics as a source, batching as an operator, message tables and topics as sinks."""
+"""Runs pipelines on Apache Spark, with topics as sources, and message tables and topics as sinks."""
 
 from __future__ import annotations
 

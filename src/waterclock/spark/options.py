@@ -1,4 +1,4 @@
-"""Checks the options of the format ``waterclock``, which Spark passes as case-insensitive strings."""
+"""Checks the options of the format ``waterclock``. Spark passes them as strings with case-insensitive names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of batches that a task encodes at once, bounded by messages and bytes, however many rows Spark passes."""
+"""Limits how many batches a task encodes at once, by messages and bytes, however many rows Spark passes."""
 
 from __future__ import annotations
 

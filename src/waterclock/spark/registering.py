@@ -1,4 +1,4 @@
-"""Registers the format ``waterclock`` with Spark: topics to read, message tables and topics to write."""
+"""Registers the format ``waterclock`` with Spark, which reads topics, and writes message tables and topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upkeep as Spark jobs: parallel tasks process ledgers, files or tables that one process would handle in turn.
+"""Runs upkeep as Spark jobs: parallel tasks process ledgers, files or tables that one process would handle in turn.
 
 Each task works as the library does in one process, with the same owners, leases and verification. So a task that is
 killed or runs twice neither loses nor duplicates data; the next call finishes its work.

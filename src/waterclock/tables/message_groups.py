@@ -1,4 +1,4 @@
-"""The groups of a message table: how operators list and change them."""
+"""Lists and changes the groups of a message table, for operators."""
 
 from __future__ import annotations
 

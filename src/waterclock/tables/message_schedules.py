@@ -1,4 +1,4 @@
-"""The schedules of a message table: how operators list and change them."""
+"""Lists and changes the schedules of a message table, for operators."""
 
 from __future__ import annotations
 

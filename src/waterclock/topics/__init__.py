@@ -1,1 +1,1 @@
-"""Topics: logs of messages, kept in ledgers and searched by time."""
+"""Topics: logs of messages, stored in ledgers and searched by time."""

@@ -1,4 +1,4 @@
-"""The subscription: a named, durable reading position in a topic, for one reader at a time."""
+"""The subscription: a named, durable reading position in a topic. One reader at a time can use it."""
 
 from __future__ import annotations
 

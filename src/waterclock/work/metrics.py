@@ -1,4 +1,4 @@
-"""The Prometheus metrics of a worker and of a process that runs upkeep."""
+"""The Prometheus metrics of a worker, and of a process that runs upkeep."""
 
 from __future__ import annotations
 

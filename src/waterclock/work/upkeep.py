@@ -1,9 +1,9 @@
-"""Upkeep of all topics and message tables of a database: periodic tasks that no reader or writer waits for.
+"""Runs the periodic tasks of all topics and message tables of a database. No reader or writer waits for them.
 
 Each task of each topic and table has a row in the catalogue. A runner leases the row, does the task, and writes its
 outcome. So only one of many runners does each task, runners do not wait for each other, and a dead runner delays a task
-only by its lease. All tasks are safe to run concurrently; the lease only saves work. The reason of a failure is kept in
-the row, and does not stop other tasks.
+only until its lease ends. All tasks are safe to run concurrently; the lease only saves work. If a task fails, the row
+records the reason, and the other tasks continue.
 """
 
 from __future__ import annotations

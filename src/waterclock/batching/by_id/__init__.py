@@ -1,1 +1,1 @@
-"""Batching by an integer id that messages carry, such as that of a pulse, a train or a frame."""
+"""Batches by an integer id in the messages, such as the number of a pulse, a train or a frame."""

@@ -1,4 +1,4 @@
-"""The batcher by id: messages of a source that carry the same integer id belong together."""
+"""Batches by id: messages of a source with the same integer id belong together."""
 
 from __future__ import annotations
 

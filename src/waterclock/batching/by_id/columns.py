@@ -1,4 +1,4 @@
-"""The batcher by id over columns: the same rule as `IdBatcher`, for many messages at once."""
+"""Batches many messages at once by id, as columns. The rule is that of `IdBatcher`."""
 
 from __future__ import annotations
 

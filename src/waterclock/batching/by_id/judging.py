@@ -1,4 +1,4 @@
-"""The rule of batching by id over columns, for many sources at once."""
+"""Applies the rule of batching by id to the columns of many sources at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds missing ids, and the streams that batches lack."""
+"""Finds ids without a batch, and streams without a message in a batch."""
 
 from __future__ import annotations
 

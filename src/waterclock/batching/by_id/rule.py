@@ -1,4 +1,4 @@
-"""The options of batching by id, and how a message's id is read."""
+"""The options of batching by id, and the function that reads a message's id."""
 
 from __future__ import annotations
 

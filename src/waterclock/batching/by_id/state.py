@@ -1,4 +1,4 @@
-"""The stored state of an id batcher: messages as Arrow IPC, facts as JSON in the schema metadata."""
+"""Stores the state of an id batcher: messages as Arrow IPC, and all else as JSON in the schema metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ids of a source whose batches have closed, so that no id is batched twice."""
+"""Records the ids of a source whose batches have closed, so that no id is batched twice."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Batching by event time."""
+"""Batches by event time."""

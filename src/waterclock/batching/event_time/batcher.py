@@ -1,4 +1,4 @@
-"""The batcher by event time, message by message: messages of one window belong together, no matter when they arrive."""
+"""Batches single messages by event time: messages of one window belong together, in whatever order they arrive."""
 
 from __future__ import annotations
 

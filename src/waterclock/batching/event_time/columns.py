@@ -1,4 +1,4 @@
-"""The batcher by event time over columns: the same rule as `EventTimeBatcher`, for many messages at once."""
+"""Batches many messages at once by event time, as columns. The rule is that of `EventTimeBatcher`."""
 
 from __future__ import annotations
 

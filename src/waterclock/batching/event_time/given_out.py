@@ -1,4 +1,4 @@
-"""The event times of a source that are already in batches, so that no event time is batched twice."""
+"""Records the event times of a source that are already in batches, so that no event time is batched twice."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The rule of event-time batching over arrays, compiled with Numba. All its compiled code is in this file.
+"""The rule of event-time batching over arrays, compiled with Numba.
 
-Numba caches machine code per file, and looks for changes only in that file. A compiled function that calls a function
-of another file would keep calling the old function after a change there. So this file takes only numbers from other
-files. After you change one of them, save this file, too.
+Numba caches machine code per file, and looks for changes only in that file. If a compiled function called a function of
+another file, it would keep calling the old function after a change there. So this file contains all the compiled code
+of the rule, and imports only numbers. After you change such a number, save this file, too.
 """
 
 from __future__ import annotations

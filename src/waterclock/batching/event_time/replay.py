@@ -1,16 +1,16 @@
-"""Replays by event time: the messages to read for a range to get exactly the batches of the whole topic.
+"""Finds the messages to read so that a replay of a range returns the same batches as the whole topic.
 
-A replay of ``[since, until)`` returns the batches that start in it, and the late, future and duplicate messages that
-were received in it. Whether a message is accepted depends on its source's receive clock, and the start of a window
-depends on the windows before it. So a replay reads further than its range, in both directions:
+A replay of ``[since, until)`` returns the batches that start in this range, and the late, future and duplicate messages
+that were received in it. Whether a message is accepted depends on its source's receive clock, and the start of a window
+depends on the windows before it. So a replay reads more than its range, in both directions:
 
-- Backward, it reads from the messages received at ``received_from``. Messages received before that do not decide
-  whether a message with an event time of ``begin`` or later is late, or too far ahead.
-- Forward, it reads up to the last message received at ``received_until``. Messages received after that are late for
-  windows that start before ``until``.
+- Backward, it reads from the messages received at ``received_from``. Messages received earlier do not affect whether a
+  message with an event time of ``begin`` or later is late, or too far ahead.
+- Forward, it reads up to the last message received at ``received_until``. Messages received later are late for windows
+  that start before ``until``.
 
-The windows before ``begin`` are unknown. `synchronised` follows every possible start: after a silence longer than the
-window, and often much sooner, all possibilities continue in the same way.
+The windows before ``begin`` are unknown. `synchronised` follows every possible start. After a silence longer than the
+window, and often much sooner, all of them lead to the same windows.
 """
 
 from __future__ import annotations

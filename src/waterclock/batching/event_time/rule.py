@@ -1,4 +1,4 @@
-"""The options of batching by event time: window, delays and gap, and the treatment of conflicts."""
+"""The options of batching by event time, such as the window's length, the delays and the treatment of conflicts."""
 
 from __future__ import annotations
 

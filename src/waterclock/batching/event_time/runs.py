@@ -1,4 +1,4 @@
-"""Runs: the stretches of a source between boundaries, as columns.
+"""Runs as columns. A run is the part of a source's data between two boundaries.
 
 A boundary is the first message of its window, so a run begins when its first window begins.
 """

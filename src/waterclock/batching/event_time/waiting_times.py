@@ -1,4 +1,4 @@
-"""Distinct event times in order: cheap if they arrive in order, and never more expensive than a heap."""
+"""A queue of distinct event times, smallest first. It is cheap for times in order, and never slower than a heap."""
 
 from __future__ import annotations
 

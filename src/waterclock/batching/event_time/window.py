@@ -1,4 +1,4 @@
-"""A window of event-time batching whose end is final, and the batch that it becomes."""
+"""A window of event-time batching whose end is final, and the batch made from it."""
 
 from __future__ import annotations
 

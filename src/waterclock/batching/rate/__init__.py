@@ -1,1 +1,1 @@
-"""Batching by the streams' own rates."""
+"""Batches by the rates of the streams."""

@@ -1,15 +1,16 @@
-"""Estimates how far a stream's clock is off the receive clock, message by message, to align its times.
+"""Estimates how far a stream's clock differs from the receive clock, message by message, to align its times.
 
-The fastest messages of a stream show its offset: receive time minus event time is the difference of the clocks plus the
-transit time, and delays only add to it. So the offset is a line under these points, as in Moon, Skelly and Towsley,
-"Estimation and removal of clock skew from network delay measurements" (1999). Its slope is the drift.
+The difference of receive time and event time is the offset of the clocks plus the message's transit time, and a delay
+only adds to it. So the messages with the smallest differences show the offset: it is a line under all points, as in
+Moon, Skelly and Towsley, "Estimation and removal of clock skew from network delay measurements" (1999). The line's
+slope is the drift.
 
-A message below the line by more than `TOLERANCE` shows a clock that was set forward. A message far above the line shows
-a clock that was set back, if its event time is before those of earlier messages; otherwise the message is only late. If
-a clock is set, the line and its points move as if the clock had always been set that way, and the drift stays known.
+A message below the line by more than `TOLERANCE` shows that the clock was set forward. A message far above the line is
+usually late. But if its event time is before those of earlier messages, it shows that the clock was set back. If a
+clock was set, the line and its points move as if the clock had always been set that way, and the drift stays known.
 
-The functions take a row of integers, a NumPy row or a list: the class, the columns and Spark use the same code. All
-compiled code is in this file.
+The functions take a row of integers, as a NumPy row or a list, so that the class, the columns and Spark use the same
+code. All compiled code is in this file.
 """
 
 from __future__ import annotations

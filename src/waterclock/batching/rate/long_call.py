@@ -1,4 +1,4 @@
-"""Warns of a call whose messages are too far apart in time: distant messages are not cut into batches."""
+"""Warns if one call passes messages that are too far apart in time to become separate batches."""
 
 from __future__ import annotations
 

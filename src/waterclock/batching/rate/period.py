@@ -1,4 +1,4 @@
-"""The rate of a stream, estimated from the event times of its messages."""
+"""Estimates the rate of a stream from the event times of its messages."""
 
 from __future__ import annotations
 

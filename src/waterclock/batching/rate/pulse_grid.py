@@ -1,4 +1,4 @@
-"""The pulses of a stream and the times at which they are due: maps event times to pulses, and pulses to windows."""
+"""The pulses of a stream and the times at which they are due. Maps event times to pulses, and pulses to windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of batching by rate, the constants of its rules, and the test for plausible event times."""
+"""The options of batching by rate, the constants of its rules, and the check that event times are plausible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Runs: the stretches of a source between boundaries. A boundary is a message of a declared stream."""
+"""Finds the runs of batches. A run is the part of a source's data between two boundaries.
+
+A boundary is a message of a declared stream.
+"""
 
 from __future__ import annotations
 

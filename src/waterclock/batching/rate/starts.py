@@ -1,8 +1,8 @@
-"""The starts of earlier windows. A batch is identified by its start, so every window needs a different start.
+"""The starts of earlier windows. A start identifies a batch, so every window needs a different start.
 
-Windows follow each other at whole lengths, so that their starts form runs: a first start, a last one, and a step. A
-stall may place a window before others, and later windows must then avoid their starts. The number of runs is bounded:
-if there are too many, the earliest are merged into one, in which every start counts as taken.
+Windows follow each other at whole lengths, so their starts are stored as runs: a first start, a last start, and a step.
+A stall may place a window before existing windows, and later windows must then avoid their starts. The number of runs
+is bounded: if there are too many, the earliest are merged into one, in which every start counts as taken.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The commands of a gateway: ingest, batching, and a supervisor of all parts."""
+"""The commands of a gateway: ingest, batching, and a supervisor that runs all parts."""

@@ -1,4 +1,4 @@
-"""The output of a running ingest: events, a status line on a terminal, and the signals that stop it."""
+"""The output of a running ingest: events, and a status line on a terminal. Also handles the signals that stop it."""
 
 from __future__ import annotations
 

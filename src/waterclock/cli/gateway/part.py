@@ -1,4 +1,4 @@
-"""A child process of ``waterclock run``, which runs one command and stops if its parent is gone."""
+"""A child process of ``waterclock run``, which runs one command and stops when its parent is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``waterclock run FILE`` runs a gateway's ingest, batching and work, each in a process, and stops them in order."""
+"""``waterclock run FILE`` runs the ingest, batching and work of a gateway in separate processes.
+
+It stops them in order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock backup`` and ``restore`` copy a database and its ledger files into a folder, and back."""
+"""``waterclock backup`` and ``waterclock restore`` copy a database and its ledger files to a folder, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock bench`` measures how fast this machine and database are."""
+"""``waterclock bench`` measures how fast Waterclock is on this machine and database."""
 
 from __future__ import annotations
 

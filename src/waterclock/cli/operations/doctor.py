@@ -1,4 +1,4 @@
-"""``waterclock doctor`` lists installed and missing parts, and shows how to install the missing ones."""
+"""``waterclock doctor`` lists installed and missing components, and shows how to install the missing ones."""
 
 from __future__ import annotations
 

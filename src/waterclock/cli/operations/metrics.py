@@ -1,4 +1,4 @@
-"""``waterclock metrics`` serves the metrics of a database to Prometheus until it is stopped."""
+"""``waterclock metrics`` serves the metrics of a database to Prometheus until the command is stopped."""
 
 from __future__ import annotations
 

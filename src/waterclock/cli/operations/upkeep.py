@@ -1,4 +1,4 @@
-"""``waterclock upkeep`` runs the regular tasks of all topics and message tables, and shows their last runs."""
+"""``waterclock upkeep`` runs the regular tasks of all topics and message tables, and shows when each last ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock table dead | dead-letter | redrive`` manage messages that consumers do not get again."""
+"""``waterclock table dead | dead-letter | redrive`` lists dead letters, creates them, and redrives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parses the arguments of a message: its payload, headers and further columns, in the types of its table."""
+"""Parses the command-line arguments of a message (payload, headers, columns) into the types of its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock schedule`` manages messages that are put repeatedly, at the times of a cron rule."""
+"""``waterclock schedule`` manages messages that are put repeatedly, at the times of a cron expression."""
 
 from __future__ import annotations
 

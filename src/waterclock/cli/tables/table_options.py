@@ -1,4 +1,4 @@
-"""Command-line options for the settings of a message table that may change while it is in use."""
+"""Command-line options for those settings of a message table that may change while the table is in use."""
 
 from __future__ import annotations
 

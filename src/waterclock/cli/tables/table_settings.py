@@ -1,4 +1,4 @@
-"""``waterclock table pause | resume | alter | rm`` change or remove a whole table."""
+"""``waterclock table pause | resume | alter | rm`` changes or removes a whole table."""
 
 from __future__ import annotations
 

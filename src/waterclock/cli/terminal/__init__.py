@@ -1,1 +1,1 @@
-"""Options, output and the names of extras that all commands share."""
+"""Code that all commands share: options, output, and the names of extras."""

@@ -1,4 +1,4 @@
-"""The options that every command takes, and the database that they open."""
+"""The options that every command takes, and the function that opens the command's database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of commands that export metrics, and the server that runs while the command runs."""
+"""The options of commands that export metrics, and the server that exports them while such a command runs."""
 
 from __future__ import annotations
 

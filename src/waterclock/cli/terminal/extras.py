@@ -1,4 +1,4 @@
-"""The packages that each extra of Waterclock installs, read from its own metadata."""
+"""Reads which packages each extra of Waterclock installs, from Waterclock's own metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The format of progress and log lines of long-running commands: text, or one JSON object per line."""
+"""Formats the progress and log lines of long-running commands: as text, or as one JSON object per line."""
 
 from __future__ import annotations
 

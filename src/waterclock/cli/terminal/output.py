@@ -1,4 +1,4 @@
-"""The output of commands: tables for people, tab-separated text for pipes, JSON for programs."""
+"""Prints the output of commands: tables for people, tab-separated text for pipes, JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appends a file's messages so that the same file, appended again, continues after the last stored message."""
+"""Appends a file's messages. If the same file is appended again, continues after the last stored message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``waterclock topic export`` writes messages of a topic to a file that other programs read."""
+"""``waterclock topic export`` writes messages of a topic to a file for other programs."""
 
 from __future__ import annotations
 

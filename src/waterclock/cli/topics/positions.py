@@ -1,4 +1,4 @@
-"""Reads positions and times in the arguments of commands."""
+"""Parses positions and times in the arguments of commands."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Recognizes a file that was appended before, and continues after its stored messages without duplicates.
+"""Recognizes a file that was appended before, so that its stored messages are not appended again.
 
 The first message of a file determines the name of its producer. The transaction of each append also stores a checksum
-of all messages of the file up to the end of the append. So a file is recognized if it begins with exactly the messages
+of all messages of the file up to the end of the append. A file is recognized if it begins with exactly the messages
 that were appended. The rest may differ: the file may have grown, and messages that were not yet appended may have been
 corrected.
 
-A file that shares only its first message with an appended file is another file, with its own producer. A file that
-shares more messages, but not all that were appended, was changed in its appended part, and is refused: appending it
+If a file shares only its first message with an appended file, it is another file, with its own producer. If it shares
+more messages, but not all that were appended, its appended part was changed, and the file is refused: appending it
 would duplicate messages, and skipping it would lose the change.
 """
 

@@ -1,4 +1,7 @@
-"""``waterclock topic`` creates topics, appends to them, reads them and finds a time. `upkeep` maintains their files."""
+"""``waterclock topic`` creates topics, appends to them, reads them and finds a time.
+
+The commands that maintain their files are in `waterclock.cli.topics.upkeep`.
+"""
 
 from __future__ import annotations
 

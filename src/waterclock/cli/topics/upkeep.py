@@ -1,4 +1,4 @@
-"""Commands of ``waterclock topic`` that seal, compact, expire, relocate, verify and repair its ledgers and files."""
+"""Commands of ``waterclock topic`` that seal, compact, expire, relocate, verify and repair ledgers and their files."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The batching rules as streams over columns: each takes rows, and returns outcomes and a state."""
+"""Applies the batching rules to streams of columns. Each rule takes rows, and returns outcomes and a state."""

@@ -1,4 +1,4 @@
-"""Converts the verdicts of columnar batching by event time to rows."""
+"""Converts the verdicts of batching by event time, which are columns, to rows."""
 
 from __future__ import annotations
 

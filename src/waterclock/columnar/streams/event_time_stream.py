@@ -1,4 +1,4 @@
-"""Batches many sources by event time, piece by piece: the columnar rule with a state between pieces."""
+"""Batches many sources by event time, piece by piece, and keeps the state from piece to piece."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encodes judged messages as rows: batches, each with its messages in order, and rejected messages."""
+"""Encodes judged messages as rows. A row is a batch with its messages in order, or holds rejected messages."""
 
 from __future__ import annotations
 

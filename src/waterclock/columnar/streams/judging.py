@@ -1,4 +1,4 @@
-"""Judges packed messages source by source with the columnar batcher, in Spark's tasks after the shuffle."""
+"""Batches packed messages by event time, source by source. Spark's tasks call it after the shuffle."""
 
 from __future__ import annotations
 

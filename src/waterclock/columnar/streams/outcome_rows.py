@@ -1,4 +1,4 @@
-"""The rows of outcomes: one row for the messages of a source with the same outcome, packed as on arrival."""
+"""The rows of outcomes. A row holds the messages of one source with the same outcome, packed as on arrival."""
 
 from __future__ import annotations
 

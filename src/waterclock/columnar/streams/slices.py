@@ -1,7 +1,7 @@
-"""Cuts packed rows into slices: several small sources, or a part of a large one. A slice is judged in one call.
+"""Cuts packed rows into slices: several small sources, or a part of a large source. One call judges one slice.
 
-Spark brings the rows of a task sorted by source, so rows after a source with very many messages would wait until that
-source is judged. The slices of such a source are kept in a temporary file of the task, and come last.
+Spark sorts the rows of a task by source, so rows after a source with very many messages would wait until that source is
+judged. The slices of such a source are written to a temporary file of the task, and judged last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sessions of sources: a long silence ends a session, and the next message of the source begins a new one."""
+"""Divides sources into sessions: a long silence ends a session, and the next message of the source begins a new one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bytes in which Spark keeps states: a frame with a checksum, a line of JSON, and arrays."""
+"""Encodes the states that Spark keeps: a frame with a checksum around a line of JSON and arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Watermarks of streams, in milliseconds as on Spark, and the receive clocks that they promise, in nanoseconds."""
+"""Converts between Spark's watermarks, in milliseconds, and receive clocks, in nanoseconds.
+
+A watermark promises that all later messages are received at or after a receive clock.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The database-specific code for engines, transactions and errors, one file for each database."""
+"""The database-specific code for engines, transactions and errors. Each database has a file."""

@@ -1,4 +1,4 @@
-"""Parses the URLs of databases, and names the dialect of each scheme."""
+"""Parses the URLs of databases, and finds the dialect for each URL scheme."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""MariaDB: writes at READ COMMITTED (gap locks of REPEATABLE READ block enqueues), reads in one snapshot."""
+"""The engine for MariaDB. Writes run at READ COMMITTED, and reads in one snapshot.
+
+At REPEATABLE READ, the gap locks of writes would block enqueues.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Enforces MariaDB's max_allowed_packet in the client, because the server would close the connection.
+"""Refuses statements larger than MariaDB's max_allowed_packet before they are sent.
 
-It would close the connection while a larger statement is being sent, and the driver would see only a lost connection.
+The server would close the connection while a larger statement is being sent, so the driver would only report a lost
+connection.
 """
 
 from __future__ import annotations

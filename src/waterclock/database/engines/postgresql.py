@@ -1,4 +1,4 @@
-"""PostgreSQL: writes at READ COMMITTED, reads in one REPEATABLE READ snapshot."""
+"""The engine for PostgreSQL. Writes run at READ COMMITTED, and reads in one REPEATABLE READ snapshot."""
 
 from __future__ import annotations
 

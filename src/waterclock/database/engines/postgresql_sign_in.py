@@ -1,4 +1,4 @@
-"""Finds the SQLSTATE with which PostgreSQL refused a login, because libpq keeps only a translated text."""
+"""Finds the SQLSTATE with which PostgreSQL refused a login, because libpq returns only a translated text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQLite, the embedded default: a write-ahead log, every commit synced, one writer at a time."""
+"""The engine for SQLite, the embedded default. Uses a write-ahead log, and syncs every commit; writers take turns."""
 
 from __future__ import annotations
 

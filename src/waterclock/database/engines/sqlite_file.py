@@ -1,8 +1,8 @@
-"""Opens an SQLite file, even if the file, its folder or the URL is read-only.
+"""Opens an SQLite file, even if the file or its folder is read-only, or the URL asks for read-only access.
 
-A database with a write-ahead log needs two files next to it, which the first reader creates. If they are missing and
-the folder is read-only, SQLite opens the database only as ``immutable``. The database is then reopened as soon as the
-file, or a log next to it, changes.
+A database with a write-ahead log needs two more files in its folder, which the first reader creates. If they are
+missing and the folder is read-only, SQLite opens the database only as ``immutable``. This module then reopens the
+database as soon as the file, or a log next to it, changes.
 """
 
 from __future__ import annotations

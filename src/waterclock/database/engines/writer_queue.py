@@ -1,13 +1,13 @@
-"""A queue of the writers of one SQLite file, in a process and between processes.
+"""Queues the writers of one SQLite file, within a process and between processes.
 
-A writer that finds the file busy can only sleep and retry, and while others write without a pause, it may starve for
-seconds. So writers take turns. The threads of a process queue, first come, first served, and the first of them waits
-for the lock of a file next to the database (``FILE-turn``). The kernel passes that lock on as soon as it is free, and
-releases it if a process dies. The file is created when two processes meet for the first time.
+Without a queue, a writer that finds the file busy can only sleep and retry. It may starve for seconds while others
+write without a pause. In the queue, writers take turns. The threads of a process queue in order of arrival. The first
+of them waits for the lock of a file next to the database (``FILE-turn``). The kernel passes that lock on as soon as it
+is free, and releases it if a process dies. The file is created when two processes meet for the first time.
 
-A turn is only cooperative: SQLite's own lock protects the data. A writer waits at most `LONGEST_WAIT` for its turn and
-then tries without a turn, so a process that is frozen during its turn blocks other writers no longer than that. A
-writer that fails for that long during its turn continues without the turn: others may be able to write.
+A turn is only cooperative: SQLite's own lock protects the data. A writer waits at most `LONGEST_WAIT` for its turn, and
+then tries without it. So a process that is frozen during its turn blocks others no longer than that. A writer that
+fails for that long during its turn ends the turn and goes on trying, because others may be able to write.
 """
 
 from __future__ import annotations

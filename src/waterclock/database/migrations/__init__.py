@@ -1,1 +1,1 @@
-"""Migrations of the catalogue. Alembic runs the files of `versions`, whose steps may be repeated."""
+"""The migrations of the catalogue. Alembic runs the files in `versions`; each of their steps can be repeated."""

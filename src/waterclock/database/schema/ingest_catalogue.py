@@ -1,4 +1,4 @@
-"""The catalogue of ingests: sessions that brokers keep for them, and how far files and partitions are appended."""
+"""The catalogue of ingests: their sessions with brokers, and how much of each file and partition is appended."""
 
 from __future__ import annotations
 

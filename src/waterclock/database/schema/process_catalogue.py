@@ -1,4 +1,4 @@
-"""The catalogue of processes that ingest or batch: their progress, for the web pages."""
+"""The catalogue of processes that ingest or batch. It holds their progress, which the web pages show."""
 
 from __future__ import annotations
 

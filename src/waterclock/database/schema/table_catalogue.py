@@ -1,4 +1,4 @@
-"""The catalogue of message tables: their options, their totals, and the state of their groups."""
+"""The catalogue of message tables: their options, totals and groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue of upkeep: the tasks of each topic and message table, their last runs and their runners."""
+"""The catalogue of upkeep: the tasks of each topic and message table, when each last ran, and which process runs it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Ingest from Kafka: partitions with checkpoints in the topic's own database."""
+"""Ingests from Kafka. The progress of each partition is stored in the database of the topic."""

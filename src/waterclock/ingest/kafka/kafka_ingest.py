@@ -1,4 +1,4 @@
-"""The long-running ingest from Kafka: one thread reads partitions, another appends their records with their offsets."""
+"""Runs an ingest from Kafka: one thread reads partitions, and another appends their records with their offsets."""
 
 from __future__ import annotations
 

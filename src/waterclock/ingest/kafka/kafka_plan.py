@@ -1,4 +1,4 @@
-"""Makes the plan of an ingest from Kafka from URL and options: the cluster, its topics, the range, the connection."""
+"""Builds the plan of an ingest from Kafka from its URL and options: cluster, topics, range and connection settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the newest records of the topics of an ingest for a dry run, and changes nothing in the cluster."""
+"""Reads the newest records of the topics of an ingest, for a dry run. Changes nothing in the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The partitions of an ingest: where each is read from, and which of them wait, are stopped or have ended."""
+"""The partitions of an ingest: their start positions, and which of them wait, are stopped or have ended."""
 
 from __future__ import annotations
 

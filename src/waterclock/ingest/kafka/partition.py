@@ -1,4 +1,4 @@
-"""A partition that this process appends, and its arrived records."""
+"""A partition from which this process appends, and the records that have arrived from it."""
 
 from __future__ import annotations
 

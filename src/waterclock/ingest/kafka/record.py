@@ -1,4 +1,4 @@
-"""A Kafka record, how a rule maps it, and its form as a dead letter. Pure."""
+"""A Kafka record: how a rule maps it, and how it is stored as a dead letter. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Ingest of files that may grow: their formats, their identity, and the progress of each."""
+"""Ingests files that may grow: their formats, their identity, and the progress of each."""

@@ -1,4 +1,4 @@
-"""The ingest of files: finds them, appends the new lines of each with its position, and follows them as they grow."""
+"""Runs an ingest of files: finds files, appends the new lines of each with its position, and follows the files."""
 
 from __future__ import annotations
 

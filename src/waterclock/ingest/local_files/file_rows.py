@@ -1,4 +1,4 @@
-"""The rows of files: the process that reads each, and its progress."""
+"""The catalogue's rows of ingested files: the process that reads each file, and how far it has read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The identity of a file: device and inode, and the bytes at its beginning and before the position.
+"""Identifies a file by its device and inode, its first bytes, and the bytes before the position that was read.
 
 An inode alone is not enough, because filesystems reuse it, and a file may be truncated and rewritten. The first bytes
 alone are not enough either, because many files begin with the same header. The bytes before the position distinguish

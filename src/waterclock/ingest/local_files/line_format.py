@@ -1,4 +1,4 @@
-"""Formats of files with a message in each line: JSON lines, CSV, and the files of collectd's plugin ``csv``. Pure."""
+"""Formats of files with a message per line: JSON lines, CSV, and the files of collectd's plugin ``csv``. Pure."""
 
 from __future__ import annotations
 

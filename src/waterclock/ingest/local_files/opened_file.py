@@ -1,4 +1,4 @@
-"""Reads the new part of a file: whole lines after a position, or rows of Parquet."""
+"""Reads the new part of a file: the complete lines after a position, or the rows of a Parquet file."""
 
 from __future__ import annotations
 

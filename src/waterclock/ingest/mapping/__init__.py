@@ -1,1 +1,1 @@
-"""Maps published messages to Waterclock's messages: pure rules, without a socket, a database or a clock."""
+"""Maps published messages to Waterclock's messages. The rules are pure: they use no socket, database or clock."""

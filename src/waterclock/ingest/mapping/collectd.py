@@ -1,8 +1,8 @@
-"""Reads messages that collectd publishes over MQTT: topics, payloads, or whole columns of both. Pure.
+"""Reads messages that collectd publishes over MQTT, singly or as columns of topics and payloads. Pure.
 
-The topic is ``collectd/HOST/PLUGIN/TYPE`` and the payload ``event_time:value[:value…]``, the time in seconds with
-decimals, often followed by a NUL byte (collectd's plugin ``write_mqtt``; its identifiers and its plain-text values are
-described in collectd-unixsock(5), "PUTVAL").
+The topic is ``collectd/HOST/PLUGIN/TYPE``, and the payload is ``event_time:value[:value…]``, as collectd's plugin
+``write_mqtt`` writes it. The time is in seconds with decimals, and a NUL byte often follows the values. The manual page
+collectd-unixsock(5), "PUTVAL", describes the identifiers and values.
 """
 
 from __future__ import annotations

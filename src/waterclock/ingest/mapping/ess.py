@@ -1,7 +1,8 @@
-"""The format ``ess``: time and source name from FlatBuffers of the European Spallation Source.
+"""Reads the format ``ess``: the time and source name from FlatBuffers of the European Spallation Source. Pure.
 
-Pure. The source is the instrument in the name of the Kafka topic: ``dream`` for ``dream_detector``. The stream is the
-Kafka topic followed by the FlatBuffer's source name, because this name may occur in two topics.
+The source of a message is the instrument in the name of the Kafka topic, such as ``dream`` in ``dream_detector``. The
+stream is the Kafka topic followed by the FlatBuffer's source name, because the same source name may occur in two
+topics.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON in which numbers keep their original text, and paths into it. Pure."""
+"""Parses JSON without changing the text of numbers, and resolves paths into it. Pure."""
 
 from __future__ import annotations
 

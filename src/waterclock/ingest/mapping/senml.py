@@ -1,4 +1,4 @@
-"""SenML in JSON: a list of measurements that share base values (RFC 8428). Pure."""
+"""Reads SenML in JSON: a list of measurements that share base values (RFC 8428). Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points in time in the notations of other systems, parsed exactly: from their text, never through a float. Pure."""
+"""Parses points in time in the notations of other systems, exactly: from their text, never through a float. Pure."""
 
 from __future__ import annotations
 

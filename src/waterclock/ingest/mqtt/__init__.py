@@ -1,1 +1,1 @@
-"""Connections to MQTT brokers: received messages wait in a bounded inbox and are acked after they were appended."""
+"""Connects to MQTT brokers. Received messages wait in a bounded inbox, and are acked after they were appended."""

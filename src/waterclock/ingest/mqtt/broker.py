@@ -1,4 +1,4 @@
-"""A broker and how to connect to it: a URL and options, checked."""
+"""A broker and the settings of its connections, parsed from a URL and options."""
 
 from __future__ import annotations
 

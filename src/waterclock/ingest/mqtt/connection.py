@@ -1,7 +1,7 @@
-"""One connection to a broker, from CONNECT to its end: paho's client, whose thread also answers pings.
+"""One connection to a broker, from CONNECT to its end. Paho's client runs it in a thread, which also answers pings.
 
-A connection object connects once. Packet ids are valid for one connection, so each connection has its own client, and
-acks of messages from earlier connections are not sent.
+A connection object connects once. Packet ids are valid only for one connection. So each connection has its own client,
+and messages of earlier connections are never acked.
 """
 
 from __future__ import annotations

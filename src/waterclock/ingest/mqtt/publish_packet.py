@@ -1,6 +1,6 @@
 """Reads PUBLISH packets. Pure.
 
-Paho takes 60 µs to parse a message of version 5, half of it for a properties object that is usually empty.
+For a message of version 5, Paho's own parser takes 60 µs, half of it for a properties object that is usually empty.
 """
 
 from __future__ import annotations

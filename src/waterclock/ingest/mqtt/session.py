@@ -1,4 +1,4 @@
-"""One session of a broker: kept connected, subscribed to the filters of the rules, used by one process at a time."""
+"""Keeps one session of a broker connected and subscribed to the filters of the rules, for one process at a time."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Stores received messages: mapped ones, dead letters and the evidence of both, in one transaction."""
+"""Stores received messages, dead letters, and the evidence by which repeats are recognized, in one transaction."""

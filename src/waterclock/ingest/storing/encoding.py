@@ -1,4 +1,4 @@
-"""Encodes messages as one entry, or as several if one might exceed the database's limit."""
+"""Encodes messages as one entry, or as several if a single entry might exceed the database's limit."""
 
 from __future__ import annotations
 

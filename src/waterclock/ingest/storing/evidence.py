@@ -1,11 +1,11 @@
-"""Evidence of appended messages whose ack the broker may lack. Pure.
+"""Remembers appended messages that the broker may deliver again because it has not seen their acks. Pure.
 
 A broker delivers a message again after a reconnect if it has not seen the ack. Such a repeat is dropped only if three
-things agree: the broker marks it as a repeat, the broker still had the session, and packet id and content are those of
-a message that was appended. If one of the three is missing, the message is appended again: twice is better than not at
-all. Packet ids identify messages only if the broker increments them, as Mosquitto does. A broker that reuses an id as
-soon as it is acked may deliver an equal message under the id of an appended one. After such a reuse, no message is
-dropped.
+conditions hold: the broker marks it as a repeat, the broker still had the session, and packet id and content are those
+of an appended message. If any condition fails, the message is appended again: twice is better than not at all.
+
+Packet ids identify messages only if the broker increments them, as Mosquitto does. A broker that reuses an id as soon
+as it is acked may deliver an equal message under the id of an appended one. After such a reuse, no message is dropped.
 """
 
 from __future__ import annotations

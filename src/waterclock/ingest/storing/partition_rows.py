@@ -1,4 +1,4 @@
-"""The rows of Kafka partitions: the process that appends each, and its progress."""
+"""The catalogue's rows of Kafka partitions: the process that appends each partition, and its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message that a broker delivered, and the connection that must ack it."""
+"""A message from a broker, and the connection that must ack it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of sessions: the owner of each, the broker's filters for it, and its appended messages."""
+"""The catalogue's rows of sessions: the owner of each, its filters on the broker, and its appended messages."""
 
 from __future__ import annotations
 

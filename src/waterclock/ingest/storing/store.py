@@ -1,4 +1,7 @@
-"""Appends received messages before any is acked: one transaction writes mapped messages, dead letters and evidence."""
+"""Appends received messages before any is acked.
+
+One transaction writes mapped messages, dead letters, and the evidence by which repeats are recognized.
+"""
 
 from __future__ import annotations
 

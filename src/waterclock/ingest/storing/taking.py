@@ -1,4 +1,4 @@
-"""Rows that a process takes by inserting or updating them."""
+"""Takes rows of the catalogue for a process, by inserting or updating them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The account of the caller: its name and rights."""
+"""The route for the caller's own account: its name and rights."""
 
 from __future__ import annotations
 

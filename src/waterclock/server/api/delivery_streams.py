@@ -1,7 +1,7 @@
-"""Flow control of streams of deliveries: the number of unfinished messages that each stream has sent.
+"""Limits how many unfinished messages each stream of deliveries has sent.
 
-A stream sends no more messages than its consumer has room for. A message counts until it is acked or given back through
-this server, or until its lease ends.
+A stream sends no more messages than its consumer can hold. A message counts until it is acked or returned through this
+server, or until its lease ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Groups of message tables: routes that show and manage them. Every command can be tried with ``dry_run``."""
+"""Routes that show and manage the groups of message tables. Every command has a ``dry_run``."""
 
 from __future__ import annotations
 

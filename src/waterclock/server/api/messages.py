@@ -1,4 +1,4 @@
-"""Messages of tables: routes that put and show them, and change those that wait."""
+"""Routes that put messages into tables, show them, and change waiting messages."""
 
 from __future__ import annotations
 

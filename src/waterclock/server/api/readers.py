@@ -1,7 +1,7 @@
-"""Readers of subscriptions: the server's state between two requests of a reader.
+"""The state of a subscription's reader between two requests.
 
-The position is in the database. This state holds only messages that were sent but not committed yet, so if a server
-ends, these messages are read again.
+The position is in the database. This state holds only messages that were sent but not committed yet. If a server ends,
+these messages are read again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schedules of message tables: routes that create, show, pause, run and remove them."""
+"""Routes that create, show, pause, run and remove the schedules of message tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subscriptions of topics: routes that read, commit, seek and expire."""
+"""Routes that read, commit, seek and expire through the subscriptions of topics."""
 
 from __future__ import annotations
 

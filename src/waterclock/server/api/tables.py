@@ -1,4 +1,4 @@
-"""Message tables: routes that create, show, change, pause and remove them."""
+"""Routes that create, show, change, pause and remove message tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of topics: routes that append, read and find them, in JSON or as Arrow IPC."""
+"""Routes that append, read and find messages of topics, in JSON or as Arrow IPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics: routes that create, show, change and remove them."""
+"""Routes that create, show, change and remove topics."""
 
 from __future__ import annotations
 

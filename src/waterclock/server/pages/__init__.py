@@ -1,1 +1,1 @@
-"""The pages of ``waterclock serve``: one file for each. They use the functions and rights of the HTTP interface."""
+"""The pages of ``waterclock serve``, one file for each. Pages use the functions and rights of the HTTP interface."""

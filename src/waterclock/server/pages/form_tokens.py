@@ -1,4 +1,4 @@
-"""Forms: their fields, and the token which proves that one of our own pages sent them (CSRF)."""
+"""Parses the fields of forms, and checks the token which proves that one of our own pages sent a form (CSRF)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame of every page. A page's function returns plain JSON data, which is rendered as HTML or sent as it is.
+"""Renders pages. A page's function returns plain JSON data, which is rendered as HTML or sent as it is.
 
 A page is ``page(request, "its.html", data)``. ``data`` contains only JSON values, so the page and its JSON version
 cannot differ. Templates print every value through `_shown` and the escaping of HTML, so no stored text becomes markup.

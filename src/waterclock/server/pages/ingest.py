@@ -1,4 +1,4 @@
-"""The page of ingests: their sessions with brokers, Kafka partitions and files, and how far each is appended."""
+"""The page of ingests: the progress of their sessions with brokers, their Kafka partitions and their files."""
 
 from __future__ import annotations
 

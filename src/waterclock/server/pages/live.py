@@ -1,4 +1,4 @@
-"""Refreshes pages: a stream of server-sent events for each open page tells it when to load its data again."""
+"""Refreshes open pages: a stream of server-sent events tells each page when to load its data again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The overview page: problems first, then throughput."""
+"""The overview page, which shows problems first and then throughput."""
 
 from __future__ import annotations
 

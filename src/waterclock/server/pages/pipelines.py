@@ -1,4 +1,4 @@
-"""The page of pipelines: the processes that batch topics, with or without Spark, and their progress."""
+"""The page of processes that batch topics, with or without Spark, and of their progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of all schedules: their rules in words, their next ticks, and their commands."""
+"""The page of all schedules: their rules in words, their next ticks, and buttons for their commands."""
 
 from __future__ import annotations
 

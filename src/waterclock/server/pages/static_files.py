@@ -1,4 +1,4 @@
-"""Styles, scripts and htmx: read once, and named by their content so that browsers can cache them."""
+"""Serves styles, scripts and htmx. The name of a file contains a hash of its content, so that browsers can cache it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of the system: the database, its storage, transactions that keep dead rows, and upkeep."""
+"""The page of the system: the database, its storage, long transactions that keep dead rows, and upkeep."""
 
 from __future__ import annotations
 

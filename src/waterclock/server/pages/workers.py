@@ -1,4 +1,4 @@
-"""The page of workers: the processes that receive messages, and the consumers that hold messages."""
+"""The page of workers: processes that receive messages, and consumers that hold messages."""
 
 from __future__ import annotations
 

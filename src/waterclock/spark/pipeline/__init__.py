@@ -1,1 +1,1 @@
-"""Pipelines as files: read, checked and run."""
+"""Pipelines in files: reads, checks and runs them."""

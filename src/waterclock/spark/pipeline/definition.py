@@ -1,4 +1,4 @@
-"""The parts of a pipeline: its source, its batching, its outputs for batches and rejected messages, and its trigger."""
+"""The parts of a pipeline: source, batching, outputs for batches and rejected messages, and trigger."""
 
 from __future__ import annotations
 

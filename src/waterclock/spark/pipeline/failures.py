@@ -1,4 +1,4 @@
-"""Explains in one line why Spark ended a pipeline: Spark's own errors are many lines of Java stack traces."""
+"""Explains in one line why Spark ended a pipeline. Spark's own errors are many lines of Java stack traces."""
 
 from __future__ import annotations
 

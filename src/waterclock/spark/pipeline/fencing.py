@@ -1,8 +1,8 @@
-"""Keeps two runs of a pipeline on one checkpoint, or two replays of one range, from writing at the same time.
+"""Prevents two runs of a pipeline on one checkpoint, or two replays of one range, from writing at the same time.
 
 The later run takes over. Spark notices a second run only when a micro-batch ends, after both runs have written it. So
-each run adds an entry to the checkpoint before it starts. Before each write, it checks that no later run has added an
-entry. The entries of replays are in a folder for each range, because a replay deletes the hidden files of earlier
+each run adds an entry to the checkpoint before it starts. Before each write, a run checks that no later run has added
+an entry. The entries of replays are in a folder for each range, because a replay deletes the hidden files of earlier
 replays of the same range.
 """
 

@@ -1,4 +1,4 @@
-"""Pipelines as a TOML file: sources, batching, outputs, and settings of the run."""
+"""Reads pipelines from a TOML file: sources, batching, outputs, and settings of the run."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The batch length of a pipeline, if it adapts: how it is chosen, how it reaches the source, and how a replay finds it.
+"""Chooses the batch length of a pipeline with an adaptive length, passes it to the source, and records it for replays.
 
 While a pipeline runs, `MeasuredLength` follows the time that micro-batches take, and writes the length to a file on the
 driver. The source reads that file to plan a micro-batch, and adds the length to the micro-batch's offset, which Spark
-writes to the checkpoint before the micro-batch begins. All messages carry the length to the tasks. So a micro-batch
-that is repeated has its first length again, whatever the file says then.
+writes to the checkpoint before the micro-batch begins. All messages carry the length to the tasks. So if a micro-batch
+is repeated, it has the same length again, even if the file has changed.
 
 Spark deletes old offsets. So before a micro-batch is written to the outputs, `LengthRecord` records its length in the
-checkpoint: an empty file for each change, whose name has the entry from which the length holds. A replay reads the
-names, and stops at the end of the newest micro-batch.
+checkpoint. For each change of the length, it adds an empty file, whose name has the entry from which the new length
+holds. A replay reads the names, and stops at the end of the newest micro-batch.
 """
 
 from __future__ import annotations

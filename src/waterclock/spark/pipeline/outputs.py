@@ -1,4 +1,4 @@
-"""Writes the outcomes of messages to the outputs of a pipeline, so that a repeated write changes nothing."""
+"""Writes the outcomes of messages to the outputs of a pipeline. A repeated write changes nothing."""
 
 from __future__ import annotations
 

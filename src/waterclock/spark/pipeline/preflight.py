@@ -1,4 +1,4 @@
-"""Checks, before a pipeline starts, that its topics and message tables exist and have the right options."""
+"""Checks that a pipeline's topics and message tables exist and have the right options, before the pipeline starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The progress of a pipeline, counted from Spark's reports on its micro-batches."""
+"""Counts the progress of a pipeline from Spark's reports on its micro-batches."""
 
 from __future__ import annotations
 

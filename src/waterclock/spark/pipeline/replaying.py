@@ -1,4 +1,4 @@
-"""Replays a range of a topic: finds the batches that the whole topic would give, if they start in the range."""
+"""Replays a range of a topic: finds the batches that start in it, as batching the whole topic would."""
 
 from __future__ import annotations
 

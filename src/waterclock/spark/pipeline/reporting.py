@@ -1,4 +1,4 @@
-"""Reports the progress of pipelines: as a status line, as log lines, and to Prometheus."""
+"""Reports the progress of pipelines as a status line, as log lines, and to Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batching rule and the start of a pipeline by name, compared with the checkpoint's before the stream starts."""
+"""Compares a pipeline's batching rule and start with those in its checkpoint, before the stream starts."""
 
 from __future__ import annotations
 

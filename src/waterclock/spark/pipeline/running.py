@@ -1,4 +1,4 @@
-"""Runs pipelines as streams that resume at their checkpoints, or a single pipeline over a range of its topic."""
+"""Runs pipelines as streams that resume from their checkpoints, or one pipeline over a range of its topic."""
 
 from __future__ import annotations
 

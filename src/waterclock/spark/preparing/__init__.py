@@ -1,1 +1,1 @@
-"""The steps of ``waterclock spark prepare``, which runs once on a machine."""
+"""The steps of ``waterclock spark prepare``, which prepares a machine once."""

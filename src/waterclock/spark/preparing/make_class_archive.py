@@ -1,4 +1,4 @@
-"""Creates the class archive: Java records the classes that a typical session loads."""
+"""Creates the class archive, for which Java records the classes that a typical session loads."""
 
 from __future__ import annotations
 

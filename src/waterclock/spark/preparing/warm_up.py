@@ -1,4 +1,4 @@
-"""Uses each part of a session once, to record the classes that it loads."""
+"""Uses each part of a Spark session once, so that Java records the classes that the part loads."""
 
 from __future__ import annotations
 

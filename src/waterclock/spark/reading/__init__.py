@@ -1,1 +1,1 @@
-"""Topics and message tables as sources of Spark."""
+"""Reads topics and message tables as sources of Spark."""

@@ -1,4 +1,4 @@
-"""The Spark types that a column of times may have, checked before a job runs as in `waterclock.time_columns`."""
+"""Checks whether a Spark column can hold times, before a job runs. The rules are those of `waterclock.time_columns`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of a topic in Spark."""
+"""The columns that a topic has in Spark."""
 
 from __future__ import annotations
 

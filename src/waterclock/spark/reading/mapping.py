@@ -1,4 +1,4 @@
-"""Renames and converts the columns of a DataFrame to those that batching reads."""
+"""Renames and converts the columns of a DataFrame to the columns that batching reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down to a read of a topic: rows that do not match are skipped before they reach Spark."""
+"""Applies filters that Spark pushes down to a topic: non-matching rows are skipped before they reach Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a topic on Spark: ``spark.read.format("waterclock")``. Sealed ledgers are read as Parquet, the rest as rows."""
+"""Reads a topic on Spark with ``spark.read.format("waterclock")``. Each task reads one slice of the topic."""
 
 from __future__ import annotations
 

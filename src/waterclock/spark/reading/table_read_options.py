@@ -1,4 +1,4 @@
-"""The options of a stream that reads a message table, and its columns."""
+"""The options and the columns of a stream that reads a message table."""
 
 from __future__ import annotations
 

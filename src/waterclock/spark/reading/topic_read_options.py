@@ -1,4 +1,4 @@
-"""The options of a read of a topic, batch or streaming."""
+"""The options for reading a topic, as a batch or a stream."""
 
 from __future__ import annotations
 

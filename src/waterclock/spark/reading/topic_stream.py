@@ -1,20 +1,22 @@
 """Reads a topic as a stream: ``spark.readStream.format("waterclock")``. Its offsets are positions of the topic.
 
 An offset is JSON in the query's checkpoint: ``{"position": "3:17:0", "ordinal": 81234, "topic": "9f0c…"}``. The ordinal
-counts the messages before the position, so that the difference of two offsets is a lag in messages. ``topic`` is the
-topic's origin: a later topic of that name has another origin, and refuses the checkpoint. The start of a stream is
-recorded as it was requested (``{"position": "earliest"}``, ``{"event_time": …}``), without an ordinal, and looked up
-when needed: Spark asks again when it repeats the first micro-batch, and has to get the same answer from a topic that
-has grown. If the topic is empty, the end of the first micro-batch also records the start in this form.
+is the number of messages before the position, so the difference of two ordinals is a lag in messages. ``topic`` is the
+topic's origin. A later topic of the same name has another origin, and refuses the checkpoint.
 
-A start that depends on the time (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once: the first
-micro-batch has no messages, and its end is the position found. For any other start, the end of the first micro-batch
-has the ordinal of its first message as ``begin``, so that its messages can be counted. ``buckets`` and ``rule`` are the
-options of these names: a pipeline finds them there when it starts again.
+The start of a stream is recorded as it was requested (``{"position": "earliest"}``, ``{"event_time": …}``), without an
+ordinal, and looked up when needed. Spark asks for it again when it repeats the first micro-batch, and must get the same
+answer from a topic that has grown. If the topic is empty, the end of the first micro-batch also records the start in
+this form.
 
-If a pipeline's batch length adapts, the end of a micro-batch also has the length of its messages as ``length``, and in
-it as ``since`` the position from which it holds. Spark writes the offset before it begins the micro-batch, and uses it
-again if it repeats that.
+A start that depends on the time (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once. The first
+micro-batch then has no messages, and its end is the position found. For any other start, the end of the first
+micro-batch has the ordinal of its first message as ``begin``, so that its messages can be counted. ``buckets`` and
+``rule`` are the options of these names. A pipeline reads them from the offset when it starts again.
+
+If a pipeline's batch length adapts, the end of a micro-batch also has the length of its messages as ``length``, with
+``since``, the position from which the length holds. Spark writes the offset before it begins the micro-batch, and uses
+the same offset if it repeats the micro-batch.
 """
 
 from __future__ import annotations

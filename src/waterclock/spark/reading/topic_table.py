@@ -1,11 +1,11 @@
-"""A topic as a DataFrame of Spark's own: its sealed files through Spark's Parquet reader, the rest through Python.
+"""Reads a topic as a DataFrame: sealed files through Spark's own Parquet reader, and the rest through Python.
 
-Moving rows between Java and Python is expensive, and Spark does not tell a Python reader which columns a query needs.
-So sealed messages are read without Python: the catalogue names the files, and Spark reads them. Unsealed messages, and
-files that are only partly in the range, are slices that tasks read as the format ``waterclock`` does.
+It is expensive to move rows between Java and Python, and Spark does not tell a Python reader which columns a query
+needs. So sealed messages are read without Python: the catalogue names the files, and Spark reads them. Unsealed
+messages, and files that are only partly in the range, are slices that tasks read as the format ``waterclock`` does.
 
-Both come from one snapshot, which stays readable while ledgers are sealed and compacted: an entry that was sealed
-meanwhile is read from its file, and a compacted file is kept for the grace time.
+Both come from one snapshot, which stays readable while ledgers are sealed and compacted. If an entry is sealed
+meanwhile, it is read from its file, and a compacted file is kept for the grace time.
 """
 
 from __future__ import annotations

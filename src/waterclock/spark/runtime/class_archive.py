@@ -1,8 +1,9 @@
-"""Java's archive of loaded classes, which halves the time to start a session. Each Java and Spark needs its own.
+"""Manages Java's archive of loaded classes, which halves the start time of a session.
 
-Java crashes if it loads a truncated archive. So an archive is named after its Java, its Spark and its length, and gets
-that name only when it is complete. Only ``waterclock spark prepare`` builds it, since it takes a minute of CPU time and
-some 200 MB of the user's cache folder. With ``WATERCLOCK_CLASS_ARCHIVE=off``, sessions start without an archive.
+Each version of Java and Spark needs its own archive. Java crashes if it loads a truncated archive. So an archive is
+named after its Java, its Spark and its length, and gets that name only when it is complete. Only ``waterclock spark
+prepare`` builds it, since that takes a minute of CPU time and some 200 MB of the user's cache folder. With
+``WATERCLOCK_CLASS_ARCHIVE=off``, sessions start without an archive.
 """
 
 from __future__ import annotations

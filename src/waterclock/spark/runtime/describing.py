@@ -1,4 +1,4 @@
-"""Describes jobs on Spark's own pages."""
+"""Adds descriptions of jobs to Spark's own web pages."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The process from which the Python processes of an embedded Spark are forked, so that each import happens once.
+"""Forks the Python processes of an embedded Spark from one process, so that each import happens only once.
 
 Spark starts a Python process for each kind of work: to look up the format, to plan reads, to plan the state of each
 stream, and for tasks. Each process would spend up to some seconds on the same imports, and each stream needs two
-processes. So they are forked from one process that has done these imports. That process ends with the driver, whose end
-closes the process's stdin.
+processes. So all of them are forked from one process that has done these imports. The fork server ends when the driver
+ends, because its stdin is closed then.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The process that Java starts in place of a Python process, which the fork server forks instead.
+"""Runs in place of a Python process that Java starts, and asks the fork server for that process instead.
 
-``python -I -S forked.py FOLDER -m MODULE [ARGUMENT]`` asks the fork server in FOLDER for that Python process, and ends
-when it ends. If the server does not answer, this process becomes the Python process itself. This module imports little,
-so that it starts at once.
+Java starts ``python -I -S forked.py FOLDER -m MODULE [ARGUMENT]``. This script asks the fork server in FOLDER to fork
+the Python process, and ends when the forked process ends. If the server does not answer, the script becomes the Python
+process itself. It imports little, to start fast.
 """
 
 from __future__ import annotations

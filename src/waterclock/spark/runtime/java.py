@@ -1,4 +1,4 @@
-"""Finds the Java that Spark runs on, and builds a JAVA_HOME that Spark accepts."""
+"""Finds the Java that Spark runs on, and creates a JAVA_HOME that Spark accepts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The number of partitions of a streaming query's state: the number of cores in its first run. It never changes.
+"""Chooses the number of partitions of a streaming query's state: the number of cores in its first run.
 
-Spark's own number is 200, and each partition costs every micro-batch a task that opens and commits a store. Each bucket
-of a partition costs some calls from Python to the JVM; a few per partition keep busy sources apart.
+The number never changes afterwards. Spark's default is 200, and for each partition, every micro-batch runs a task that
+opens and commits a store. For each bucket of a partition, Python calls the JVM several times. A few buckets per
+partition keep busy sources apart.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starts the Spark session that the pipeline runs in: embedded by default, or on a cluster if ``master`` names one."""
+"""Starts the Spark session of the pipeline: embedded by default, or on a cluster if ``master`` names one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes settings of a session for some of its queries, and reads how much memory the session has."""
+"""Changes settings of a session for single queries, and reads how much memory the session has."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The process that Spark forks its Python workers from, with the imports of batching done once.
+"""The process from which Spark forks its Python workers. It has already done the imports of batching.
 
-A stream runs several Python operators at a time, each in a worker of its own that would spend seconds on the same
-imports. Spark also makes every worker collect garbage after every task, which takes longer with more imports; modules
-imported before the fork are exempt. NumPy and Arrow have started threads by then, and both survive a fork.
+A stream runs several Python operators at a time, each in a separate worker, which would spend seconds on the same
+imports. Spark also makes every worker collect garbage after every task, and that takes longer the more is imported.
+Modules imported before the fork are exempt. By then, NumPy and Arrow have started threads, and both survive a fork.
 """
 
 from __future__ import annotations

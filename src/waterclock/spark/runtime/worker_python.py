@@ -1,4 +1,4 @@
-"""Creates the Python launcher of an embedded Spark's workers."""
+"""Writes the script with which an embedded Spark launches its Python workers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Batching as an operator of Spark, with its state."""
+"""Batches in Spark's stateful operators."""

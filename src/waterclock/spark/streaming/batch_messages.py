@@ -1,4 +1,4 @@
-"""The messages of batches, as rows or arrays for SQL, with their payloads from the topic."""
+"""Returns the messages of batches as rows or arrays for SQL, with their payloads from the topic."""
 
 from __future__ import annotations
 

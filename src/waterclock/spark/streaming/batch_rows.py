@@ -1,4 +1,4 @@
-"""Rows of batches, as `waterclock.spark.batches_of` returns them, and their messages."""
+"""Builds the rows of batches that `waterclock.spark.batches_of` returns, and looks up their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches Spark DataFrames: finds the same batches as in one process, on many cores or machines."""
+"""Batches Spark DataFrames, on many cores or machines. The batches are the same as in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stateful operators of a streaming query: one binary state per bucket of sources, and a timer for it.
+"""The stateful operators of a streaming query. Each bucket of sources has one binary state and a timer.
 
 Before packed rows are gathered by bucket, their column ``clock`` has the stream's receive clock, from which Spark
 derives its watermark. Then that column is dropped, because Spark would silently leave out rows behind the watermark.

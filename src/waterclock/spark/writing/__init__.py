@@ -1,1 +1,1 @@
-"""Message tables and topics as sinks of Spark."""
+"""Writes to message tables and topics, as sinks of Spark."""

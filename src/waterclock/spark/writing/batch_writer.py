@@ -1,4 +1,7 @@
-"""Puts batches into a message table. The batch's id is the message's id, so a repeated write changes nothing."""
+"""Puts the batches of a DataFrame or stream into a message table.
+
+The id of a batch is the id of its message, so a repeated write changes nothing.
+"""
 
 from __future__ import annotations
 

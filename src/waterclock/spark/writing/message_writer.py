@@ -1,8 +1,8 @@
 """Appends messages to a topic exactly once, even if Spark repeats tasks or micro-batches.
 
 Every task is a producer of the topic. Its name identifies the writer and the partition, and its numbers identify the
-micro-batch and the row. The topic recognizes an append that it already has. For that, rows are sorted first, because a
-retry may deliver them in another order.
+micro-batch and the row, so the topic recognizes a repeated append. The task sorts its rows first, because a retry may
+deliver them in another order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of a write, batch or streaming."""
+"""The options for writing a DataFrame or a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base class of the writers of DataFrames and of streams."""
+"""The base class of the writers of DataFrames and streams."""
 
 from __future__ import annotations
 

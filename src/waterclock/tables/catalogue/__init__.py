@@ -1,1 +1,1 @@
-"""Message tables in the catalogue: how they are created, adopted, opened and altered, and the context of operations."""
+"""Message tables in the catalogue: how they are created, adopted, opened and altered."""

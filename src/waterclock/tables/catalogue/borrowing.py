@@ -1,7 +1,7 @@
 """Wraps a caller's driver connection for SQLAlchemy, whatever the caller has configured on it.
 
-The caller's row factories, cursor classes and loaders stay in place: our statements use cursors of their own. The
-transaction stays the caller's, too: this module never begins, ends or closes it.
+Our statements use cursors of their own, so the caller's row factories, cursor classes and loaders stay in place. The
+transaction also stays the caller's: this module never begins, ends or closes it.
 """
 
 from __future__ import annotations

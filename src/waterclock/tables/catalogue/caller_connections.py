@@ -1,4 +1,4 @@
-"""Runs our statements in a caller's transaction: through SQLAlchemy, Django, or a bare DB-API connection."""
+"""Runs our statements in a caller's transaction, through SQLAlchemy, Django, or a bare DB-API connection."""
 
 from __future__ import annotations
 

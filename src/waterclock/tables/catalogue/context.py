@@ -1,4 +1,4 @@
-"""The facts about a message table that every operation needs."""
+"""The context of a message table, which every operation on the table needs."""
 
 from __future__ import annotations
 

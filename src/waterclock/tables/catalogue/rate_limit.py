@@ -1,7 +1,8 @@
-"""The rate limit of a table over all its consumers. Its state is in the catalogue, and its clock is the database's.
+"""Limits how many messages per second a table delivers to all its consumers together, by the database's clock.
 
-A claim under a rate limit locks the row of this state until it commits. So exactly the claimed messages count, and if a
-process dies, the rollback frees its share. Tables without a rate limit do not use this.
+A claim under a rate limit locks the row with the limit's state until it commits. So exactly the claimed messages count.
+If a process dies, the database rolls its claim back, and the messages do not count. Tables without a rate limit do not
+use this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A consumer's selection: a condition and an order in SQL, bound to a table."""
+"""A consumer's selection of messages: a condition and an order in SQL, bound to a table."""
 
 from __future__ import annotations
 

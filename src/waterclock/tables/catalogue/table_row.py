@@ -1,4 +1,4 @@
-"""Loads and changes a message table's row in the catalogue, and notices changes by others."""
+"""Loads and changes a message table's row in the catalogue, and notices changes by other processes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Totals of a table: its purged messages, and the deliveries that its rows no longer count.
+"""Counts a table's purged messages, and the deliveries that no row counts any longer.
 
 The epoch of a row counts its deliveries, so claims need not update a counter. An operation that removes a row or resets
-its epoch adds the lost deliveries to the table's total in the same transaction. So the total and the epochs of all rows
-together give the exact number.
+its epoch adds the lost deliveries to the table's total in the same transaction. So the total plus the epochs of all
+rows is the exact number of deliveries.
 """
 
 from __future__ import annotations

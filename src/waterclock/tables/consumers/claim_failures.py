@@ -1,4 +1,4 @@
-"""The failed claims of a subscription: how long it pauses, when it logs them, and when it releases its groups."""
+"""Handles a subscription's failed claims: decides how long it pauses, when it logs, and when it releases its groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The purges of a message table by its consumers: one at a time in a process, and none while they are forbidden."""
+"""Purges a message table from time to time, as a side task of its consumers.
+
+Of a process's idle consumers, only one purges. A consumer without the privilege leaves purging to others.
+"""
 
 from __future__ import annotations
 

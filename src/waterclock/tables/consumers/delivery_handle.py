@@ -1,6 +1,6 @@
 """The handle of a delivery: its lease as text, with which another process can ack, return or extend it.
 
-A handle holds the id of its claim, a random number of 63 bits: only a consumer that received the message knows it.
+A handle holds the id of its claim, a random number of 63 bits, which only the consumer that received the message knows.
 """
 
 from __future__ import annotations

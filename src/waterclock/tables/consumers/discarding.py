@@ -1,4 +1,4 @@
-"""Drops claimed messages that another operation changed before they were handed out."""
+"""Discards claimed messages that another operation changed before a handler got them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Returns and retries many messages in bounded transactions."""
+"""Returns or retries many messages, in transactions of limited size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One claim under the table's rules, and the wait before the next."""
+"""Claims messages for a consumer under the table's rules, and waits if none are due."""
 
 from __future__ import annotations
 

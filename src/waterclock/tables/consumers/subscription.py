@@ -1,4 +1,4 @@
-"""The subscription: an iterator over deliveries as they become due."""
+"""The subscription: an iterator that yields deliveries as they become due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acks in callers' transactions, and whether they were committed.
+"""Tracks acks in callers' transactions until they are committed or rolled back.
 
 No event tells us when such a transaction ends, and a savepoint in it may be rolled back while the rest is committed. So
 such an ack counts only when the database shows it as committed.

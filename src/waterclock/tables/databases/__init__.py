@@ -1,1 +1,1 @@
-"""Database-specific code."""
+"""The database-specific statements for message tables."""

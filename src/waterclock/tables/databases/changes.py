@@ -1,4 +1,4 @@
-"""Notices changes of a table, so that a consumer need not wait for its poll interval."""
+"""Waits until a table changes, so that a consumer need not wait for its whole poll interval."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements, shared by the databases, that claim messages in a table without groups."""
+"""The statements that claim messages in a table without groups, as far as all databases share them."""
 
 from __future__ import annotations
 

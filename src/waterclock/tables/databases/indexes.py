@@ -1,4 +1,4 @@
-"""Indexes of message tables on the databases with partial indexes, SQLite and PostgreSQL."""
+"""The indexes of message tables on SQLite and PostgreSQL, which have partial indexes."""
 
 from __future__ import annotations
 

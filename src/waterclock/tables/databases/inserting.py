@@ -1,4 +1,4 @@
-"""Converts values, column by column, to the form that the driver takes, for the bulk inserts of all databases."""
+"""Converts values for bulk inserts, column by column, to the form that the driver takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The statements that add keys to a message table. Keys take turns, and each may be limited."""
+"""The statements that add keys to a message table. Keys take turns, and may have limits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The base of the database-specific statements for message tables. Each database has a folder.
+"""The base class of the database-specific statements for message tables. Each database has a folder.
 
-The methods contain standard SQL. A database overrides those whose SQL it does not support or runs slowly.
+The methods contain standard SQL. A database overrides a method if it does not support the SQL or runs it slowly.
 """
 
 from __future__ import annotations

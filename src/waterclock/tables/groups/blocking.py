@@ -1,4 +1,4 @@
-"""Groups that are blocked because a message has used up its attempts (``on_exhausted="block"``)."""
+"""Finds groups that are blocked because a message has used up its attempts (``on_exhausted="block"``)."""
 
 from __future__ import annotations
 

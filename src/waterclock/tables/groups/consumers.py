@@ -1,4 +1,4 @@
-"""Live consumers of exclusive groups: one row for each, whose lease is renewed by claims and heartbeats."""
+"""Registers the consumers of exclusive groups. Each has a row, with a lease that claims and heartbeats renew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a group: its first messages, when it may be handed out, and which consumer may have it."""
+"""Maintains the state of groups: their first messages, when each may be handed out, and to which consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inspects groups: their consumers, the number of waiting messages, and the reasons why they are blocked."""
+"""Inspects groups: their consumers, how many messages wait, and why they are blocked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares the exclusive groups of a table evenly among its consumers, without touching messages in flight."""
+"""Shares the exclusive groups of a table evenly among its consumers, without touching leased messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Routes new messages: assigns them their places in their groups.
+"""Routes new messages: determines the position of each in its group.
 
-Enqueuing only inserts rows, so that a caller's long transaction never locks a group; consumers route messages before
-they claim. One consumer routes at a time, and leaves locked groups to the next one.
+A put only inserts rows, so that a caller's long transaction never locks a group. Consumers route messages before they
+claim. One consumer routes at a time, and leaves locked groups to the next one.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Keys of messages that are limited or take turns."""
+"""Keys of messages, such as customers: they take turns, or have limits."""

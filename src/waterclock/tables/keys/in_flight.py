@@ -1,7 +1,7 @@
-"""The number of messages of each key in flight.
+"""Counts how many messages of each key are in flight.
 
-A message is in flight from its claim until the ack, the nack or the next claim. The end of a lease alone does not lower
-the number, because the consumer may extend the lease at the same moment. The message is claimable again, but still
+A message is in flight from its claim until the ack, the nack or the next claim. When a lease ends, the count does not
+change, because the consumer may extend the lease at the same moment. The message is then claimable again, but still
 counts. So a limit is exact, whatever the clock does.
 """
 

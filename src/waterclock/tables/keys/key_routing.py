@@ -1,4 +1,4 @@
-"""Routes new messages: finds their keys.
+"""Routes new messages: finds the key of each.
 
 A put only inserts rows, so that a caller's long transaction locks no key. Consumers look for new messages before they
 claim, in the order of keys, so that many messages of one key do not hide other keys.

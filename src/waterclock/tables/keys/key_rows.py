@@ -1,4 +1,4 @@
-"""The rows of keys in the catalogue: which keys are due, and whose turn it is.
+"""The rows of keys in the catalogue, which show which keys are due, and whose turn it is.
 
 A row stands for the messages of one key and one priority. It waits for its turn, or sleeps. It sleeps until its first
 routed, unacked message may be due, or until the rate of its key allows another message. Claims maintain this: they
@@ -6,13 +6,13 @@ postpone a row to the due time of its first message, and delete a row that has n
 No statement waits for a row's lock.
 
 A row has a time before which none of its routed messages is due (``first_at``). Searches for messages of the key begin
-there, behind the index entries of finished messages. Only a process that has locked the row changes this time. The time
+there, past the index entries of finished messages. Only a process that has locked the row changes this time. The time
 is exact: all messages that may be due earlier are unrouted, and the process that routes them lowers the time.
 
-Between two other times of the row (``gap_from``, ``gap_to``) none of its routed messages is due. A claim that took all
-due messages puts the row off until the end of this gap. It need not search the gap, which is full of the ends of leases
-that were acked in time. Messages before the gap are unclaimed, and a trigger makes them unrouted if a statement
-postpones them. So no message gets into the gap.
+Between two other times of the row (``gap_from``, ``gap_to``) none of its routed messages is due. This gap is full of
+index entries of leases that were acked in time, so it need not be searched: a claim that took all due messages
+postpones the row until the gap ends. Messages before the gap are unclaimed, and a trigger makes them unrouted if a
+statement postpones them. So no message gets into the gap.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Searches the rows of keys without reading dead index entries.
 
 These searches need a database that tells which transactions a snapshot sees (`TableDialect.seen_by`). With each turn, a
-row moves to another place in the index of turns, and with each pause in the index of sleeping rows. The entries of
-earlier places remain while a transaction holds an old snapshot. A turn is a time here. Turns and ends of pauses are
-never in the past when they are written. So each level has two lower bounds: one for the turns of waiting rows, and one
-for the times until which rows sleep. Searches begin at these bounds.
+row moves to another place in the index of turns, and with each pause to another place in the index of sleeping rows.
+The entries of earlier places remain while a transaction holds an old snapshot.
+
+A turn is stored as a time, and neither a turn nor the end of a pause is in the past when it is written. So each
+priority has two lower bounds at which searches begin: one for the turns of waiting rows, and one for the times until
+which rows sleep.
 """
 
 from __future__ import annotations

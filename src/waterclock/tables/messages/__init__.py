@@ -1,1 +1,1 @@
-"""Operations on messages: each file is one verb."""
+"""Operations on messages."""

@@ -1,1 +1,1 @@
-"""Message tables as data and rules: options, columns, back-off, conditions. Pure."""
+"""The data and rules of message tables: options, columns, back-off, conditions. Pure."""

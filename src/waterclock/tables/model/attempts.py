@@ -1,4 +1,4 @@
-"""The history of a message's failed attempts: a JSON array in its row, from the oldest to the latest."""
+"""The failed attempts of a message, as a JSON array in its row, from the oldest to the latest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions as a tree: `condition_parser` builds it, and `condition_sql` binds it. Pure."""
+"""Conditions as a tree, which `condition_parser` builds and `condition_sql` translates to SQL. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Partitions by day, for efficient purging: one partition of acked messages per day (UTC).
 
-Unacked messages have a partition of their own, and an ack moves the row to the partition of the day of the ack. Rows
-whose day has no partition share a default partition, so that an ack never fails because of a missing partition.
+Unacked messages have a partition of their own, and an ack moves the row to the partition of the ack's day. Rows whose
+day has no partition share a default partition, so that an ack never fails because a partition is missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The shard of a message: ids map to 64-bit keyspace ids, and shards contain ranges of these. Pure.
+"""Finds the shard of a message. Ids map to 64-bit keyspace ids, and each shard has ranges of keyspace ids. Pure.
 
-Ranges are written as in *Vitess Messaging* ("Subsetting"): ``-80`` ends before keyspace id 0x8000000000000000, ``80-``
-begins there, ``40-80`` lies between, ``-`` is all.
+Ranges are written as in *Vitess Messaging* ("Subsetting"). ``-80`` ends before keyspace id 0x8000000000000000, ``80-``
+begins there, ``40-80`` lies between, and ``-`` contains all ids.
 """
 
 from __future__ import annotations

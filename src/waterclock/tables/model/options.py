@@ -1,4 +1,4 @@
-"""The options of a message table: validation, and their form in the catalogue."""
+"""The options of a message table: their validation, and how the catalogue stores them."""
 
 from __future__ import annotations
 

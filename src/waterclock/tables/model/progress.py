@@ -1,4 +1,4 @@
-"""The progress that a handler saves: JSON in the message's row."""
+"""The progress that a handler saves, as JSON in the message's row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The position from which a purge continues after messages that the database refuses to delete."""
+"""The position from which a purge continues, after messages that the database refuses to delete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SQL table of a message table: the columns of *Vitess Messaging*, our own, and the user's."""
+"""The SQL table behind a message table: the columns of *Vitess Messaging*, our own columns, and the user's."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The states of a message and of a group, and their reasons in words. Pure.
+"""Decides the states of a message and of a group, and explains them in words. Pure.
 
-A state is not a column: it follows from a message's columns, from those before it in its group, and from the clock.
+A state is not a column: it follows from a message's columns, from earlier messages of its group, and from the clock.
 Only `state_of` and `state_of_group` decide it. The tests describe the states (`tests/tables/states/meanings.py`),
 define the transitions (`tests/tables/states/steps.py`), draw the documentation's pictures from both, and exercise all
 verbs.

@@ -1,4 +1,4 @@
-"""Compares an object with its copy read back: stricter than ``==``, but ignores state that no payload stores."""
+"""Compares an object with the copy that was read back. Stricter than ``==``, but ignores state that is not stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads payloads as the annotated type of a handler's parameter."""
+"""Reads payloads as the type with which a handler's parameter is annotated."""
 
 from __future__ import annotations
 

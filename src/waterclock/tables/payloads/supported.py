@@ -1,4 +1,4 @@
-"""The types that a payload can be read as, and why others are rejected: one rule for ``put`` and for handlers."""
+"""Decides which types a payload can be read as, and explains why others are rejected, for ``put`` and for handlers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Unions: the types that one JSON value could have.
+"""Checks unions: the types that one JSON value could have.
 
-A payload does not name its type. If it could be read as two members of a union, the first one that fits would drop
+A payload does not name its type. If it could be read as two members of a union, the first member that fits would drop
 fields that only the other has.
 """
 

@@ -1,4 +1,4 @@
-"""Writes objects as payloads: dataclasses, Pydantic models, enumerations and batches. Reads them back to check them."""
+"""Writes objects as payloads (dataclasses, Pydantic models, enumerations and batches), and reads them back to check."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Message tables spread over several databases."""
+"""Spreads message tables over several databases."""

@@ -1,4 +1,4 @@
-"""Several databases as one keyspace: message tables whose messages are spread by their ids."""
+"""Uses several databases as one keyspace: the messages of a table are spread over them by id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts messages into a sharded table: each on the shard of its id."""
+"""Puts messages into a sharded table. The id of a message determines its shard."""
 
 from __future__ import annotations
 

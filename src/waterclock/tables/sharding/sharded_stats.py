@@ -1,4 +1,4 @@
-"""Statistics of a sharded table: those of each shard, and their sum."""
+"""The statistics of a sharded table: those of each shard, and their sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the shard to which a caller's connection belongs, because a transaction cannot span several databases."""
+"""Finds the shard of a caller's connection, because a transaction cannot span several databases."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The rows of the catalogue: a topic, its ledgers, its totals, its stores."""
+"""The catalogue's rows of a topic: the topic, its ledgers, its totals and its stores."""

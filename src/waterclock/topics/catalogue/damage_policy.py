@@ -1,4 +1,4 @@
-"""A reader's treatment of damaged, lost or missing messages: stop with the error, or skip them with a warning."""
+"""Handles a reader's damaged, lost or missing messages: stops with an error, or skips them with a warning."""
 
 from __future__ import annotations
 

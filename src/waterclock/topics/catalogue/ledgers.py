@@ -1,4 +1,4 @@
-"""The ledgers of a topic: their descriptions in the catalogue, and how the open ledger is closed."""
+"""Reads the ledgers of a topic from the catalogue, and closes the open ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outline of a topic over time: its ledgers, or samples of them if there are many, with their running maxima."""
+"""Outlines a topic over time: lists its ledgers, or samples of them if there are many, with their running maxima."""
 
 from __future__ import annotations
 

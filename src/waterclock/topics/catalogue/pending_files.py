@@ -1,4 +1,4 @@
-"""Pending files: files being written for sealed ledgers, each by an owner with a lease in the catalogue."""
+"""Tracks files that are being written for sealed ledgers. Each file has an owner with a lease in the catalogue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic's storage: its row in the catalogue, and the store of its sealed ledgers."""
+"""A topic's storage: its row in the catalogue, and the store of its sealed ledgers' files."""
 
 from __future__ import annotations
 

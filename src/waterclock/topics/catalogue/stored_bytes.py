@@ -1,4 +1,4 @@
-"""The total of a topic's ledger bytes, stored in its row, so that readers need not add them up."""
+"""Maintains the total size of a topic's ledgers in the topic's row, so that readers need not add it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of a topic's ledger files: its identity, and how it is created, adopted and found again.
+"""The store of a topic's ledger files: how it is created, adopted, and recognized later.
 
 A store is recognized by its identity, never by its name: a folder may be renamed, mounted elsewhere or spelled
 differently, and another folder may get its name.

@@ -1,8 +1,8 @@
-"""Recorded losses: messages that the catalogue marks as lost, so that later messages keep their ordinals.
+"""Records messages as lost. Their rows remain in the catalogue, so that later messages keep their ordinals.
 
-A ledger that is lost keeps its row, in the state ``lost``, without a file. An entry that is lost keeps its row, too;
-its data is `LOST`, which is shorter than any entry. Both rows still count the lost messages: every reader skips these,
-and later messages keep their numbers. Damage that is not recorded as lost is a fault that readers report.
+The row of a lost ledger has the state ``lost`` and no file. The row of a lost entry holds `LOST` as its data, which is
+shorter than any entry. Both rows still count the lost messages. Every reader skips these. Damage that is not recorded
+as lost is a fault that readers report.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The description of a whole topic, read from its row and the ends of indexes, equally fast for any size."""
+"""Describes a whole topic, equally fast at any size. Reads only its row and the ends of indexes."""
 
 from __future__ import annotations
 

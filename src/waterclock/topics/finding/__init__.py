@@ -1,1 +1,1 @@
-"""Finds positions by time and by subscription, and looks messages up by position."""
+"""Finds positions by time and by subscription, and looks up messages by position."""

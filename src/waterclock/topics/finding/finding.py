@@ -1,7 +1,7 @@
 """Finds the first message at or after a time, with one catalogue query and at most one ranged read of a file.
 
-A running maximum never falls, however disordered the times are, and the first message with ``time >= t`` is the first
-at which the running maximum reaches t. So each level (ledger, entry or row group, message) needs one search.
+A running maximum never falls, even if the times are disordered. The first message with ``time >= t`` is the first
+message at which the running maximum reaches t. So each level (ledger, entry or row group, message) needs one search.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Looks up messages by their positions, many at once, as Spark does when it joins payloads to finished batches."""
+"""Looks up many messages at once by their positions, as Spark does to join payloads to finished batches."""
 
 from __future__ import annotations
 

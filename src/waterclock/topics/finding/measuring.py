@@ -1,4 +1,4 @@
-"""Measures the bounds of a ledger whose bounds are missing in the catalogue."""
+"""Measures the bounds of a ledger if they are missing in the catalogue."""
 
 from __future__ import annotations
 

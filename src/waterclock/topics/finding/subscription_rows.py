@@ -1,4 +1,4 @@
-"""Reads and updates the rows of subscriptions: a durable position each, and the reader that holds it."""
+"""Reads and updates the rows of subscriptions. A row holds the durable position, and the reader that uses it now."""
 
 from __future__ import annotations
 

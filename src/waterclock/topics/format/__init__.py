@@ -1,1 +1,1 @@
-"""The bytes of entries and of ledger files."""
+"""Encodes and decodes the bytes of entries and of ledger files."""

@@ -1,4 +1,4 @@
-"""The entry: the messages of one append, as bytes in a row of the catalogue."""
+"""Encodes and decodes an entry: the messages of one append, as bytes in a row of the catalogue."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""The checksums of a sealed ledger's file, as the catalogue keeps them: compared before anything is decoded.
+"""The checksums of a sealed ledger's file, as the catalogue stores them. They are compared before anything is decoded.
 
-There is a checksum for each part that is read on its own: the footer, the text of the ledger's row groups in the
-catalogue, and each column chunk of a row group. A chunk reaches from its first page (the dictionary, if it has one) to
-the end of its last page, page headers included. So a reader of two columns checks two chunks, and nothing between them.
-The footer's checksum covers the file's last bytes: the metadata in Thrift, its length, and the magic ``PAR1``. The copy
-in the catalogue is the same bytes behind another ``PAR1``, so that one checksum verifies both.
+Each part that can be read separately has a checksum: the footer, the catalogue's text about the ledger's row groups,
+and each column chunk of a row group. A chunk reaches from its first page (the dictionary, if it has one) to the end of
+its last page, page headers included. So a reader of two columns checks two chunks, and nothing between them. The
+footer's checksum covers the file's last bytes: the metadata in Thrift, its length, and the magic ``PAR1``. The
+catalogue's copy of the footer is the same bytes after another ``PAR1``, so one checksum verifies both.
 
 A file that the catalogue does not know can still be checked: the footer's checksum is also stored in front of the
 footer (`footer_mark`), where Parquet readers do not look.
 
-The form is a frame (`waterclock.checksum`) around little-endian unsigned numbers of 32 bits: the checksums of the
-footer and of the text, the number of row groups, the number of chunks of each, the numbers of the row groups in the
-file, and the checksums of their chunks. If ledgers share a file, each keeps the checksums of its own row groups.
+The checksums are stored in a frame (`waterclock.checksum`) as little-endian unsigned numbers of 32 bits: the checksums
+of the footer and of the text, the number of row groups, the number of chunks of each, the numbers of the row groups in
+the file, and the checksums of their chunks. If ledgers share a file, each stores the checksums of its own row groups.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The facts that a ledger file stores about itself, so that a lost catalogue can be rebuilt from the files.
+"""Facts that a ledger file stores about itself, so that a lost catalogue can be rebuilt from the files.
 
-Under the key `KEY` of its Parquet metadata, a file names its topic and stores, for each ledger in it, the values of the
-catalogue's row that cannot be computed from the messages. The footer's checksum covers these facts, and the messages
-are compared with them before a file is imported.
+In its Parquet metadata, under the key `KEY`, a file names its topic. For each ledger in it, it also stores the values
+of the catalogue's row that cannot be computed from the messages. The footer's checksum covers these facts, and the
+messages are compared with the facts before a file is imported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contents of a table of messages as one number, to compare data read back with data written."""
+"""Computes one number from the contents of a table of messages, to compare the data read back with the data written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Packed entries: the form of an entry with few messages, a tenth the size of an Arrow entry.
+"""Packs and unpacks entries of few messages. A packed entry is a tenth the size of an Arrow entry.
 
-After the frame (`waterclock.checksum`), all little-endian:
+After the frame (`waterclock.checksum`), all numbers are little-endian:
 
 - the number of messages (uint16), and the number of headers of all messages together (uint16);
 - for each message: event_time, publish_time, receive_time (int64 each), the lengths of source, stream and payload
@@ -8,8 +8,8 @@ After the frame (`waterclock.checksum`), all little-endian:
 - for each header: the lengths of its key and its value (uint16 each);
 - for each message its source, stream and payload, then for each header its key and value.
 
-There is no alignment or trailer. Many entries are unpacked at once, with a fixed number of numpy steps: their bytes lie
-end to end, and Arrow cuts the texts out of them.
+There is no alignment and no trailer. Many entries are unpacked at once, in a fixed number of numpy steps: their bytes
+lie end to end, and Arrow cuts the texts out of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Row groups: the pieces of a sealed ledger's file, and their bounds in the catalogue."""
+"""The row groups of a sealed ledger's file: how messages are divided into them, and their bounds in the catalogue."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Pure rules of a topic: bounds, counters, producers' sequence numbers, names, options."""
+"""The pure rules of a topic: bounds, counters, producers' numbers, names, options."""

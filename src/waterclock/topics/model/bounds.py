@@ -1,4 +1,4 @@
-"""Time bounds: smallest and largest times of a piece of a topic, and the running maximum that makes them searchable."""
+"""The time bounds of a part of a topic: its smallest and largest times, and the running maximum for searches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times ahead of our clock: the limit of a topic, and the treatment of messages beyond it."""
+"""Limits how far ahead of our clock a message's times may be, and handles messages beyond the limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The counter of a topic, which every append advances, as pure rules. The caller writes the results."""
+"""Counts the ledgers, entries and messages of a topic, as pure rules. Every append advances the counter.
+
+The caller writes the results to the catalogue.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The allowed values of arguments of a topic's calls and commands.
+"""The allowed values of arguments of a topic's methods and commands.
 
 Importing this module loads no other library, so commands start fast.
 """

@@ -1,4 +1,4 @@
-"""Checks names (topics, producers, subscriptions, lease holders) and integers from callers."""
+"""Checks the names of topics, producers, subscriptions and lease holders, and integers from callers."""
 
 from __future__ import annotations
 

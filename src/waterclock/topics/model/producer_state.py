@@ -1,8 +1,8 @@
-"""The numbers of a producer's messages, as pure rules: which append is new, which is a repeat, and which is a mistake.
+"""Decides by its numbers whether an append is new, a repeat or a mistake. Pure.
 
 A producer's numbers only grow. The catalogue remembers them twice: its last appends one by one, with position and
-checksum, and all numbers that were ever appended, as ranges. Both are bounded. Forgotten numbers never count as
-appended: an append with forgotten numbers is an error, since dropping it could silently lose messages.
+checksum, and all numbers that were ever appended, as ranges. Both are bounded, so some numbers are forgotten. An append
+with forgotten numbers is an error, because treating it as a repeat and dropping it could silently lose messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of a topic: how users' values are parsed, and their form in the catalogue."""
+"""The options of a topic: how users' values are parsed, and how the catalogue stores them."""
 
 from __future__ import annotations
 

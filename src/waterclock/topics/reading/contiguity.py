@@ -1,9 +1,9 @@
-"""Reads the messages stored at a position of a topic, and checks that they follow the previous piece.
+"""Reads the messages stored at a position of a topic, and checks that they directly follow those before them.
 
 A topic has no gaps: ledgers, their entries, and messages are numbered consecutively, in rows and in files. Only ledgers
-at the start may be missing: they were deleted on purpose, and the topic's row records how many. Any other gap is
-damage, and the numbers of its neighbours show its size. Each query is one snapshot, so a deletion by another process is
-seen completely or not at all.
+at the start may be missing, because they were deleted on purpose; the topic's row records how many. Any other gap is
+damage, and the numbers before and after it show its size. Each query is one snapshot, so a deletion by another process
+is seen completely or not at all.
 """
 
 from __future__ import annotations

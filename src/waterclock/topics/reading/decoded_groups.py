@@ -1,4 +1,4 @@
-"""A cache of the last decoded row groups, so that consecutive lookups decode each only once."""
+"""Caches the last decoded row groups, so that consecutive lookups decode each row group only once."""
 
 from __future__ import annotations
 

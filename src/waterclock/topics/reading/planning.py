@@ -1,4 +1,4 @@
-"""Cuts a range of a topic into slices, from the catalogue alone, without opening a file."""
+"""Cuts a range of a topic into slices, from the catalogue alone. It opens no file."""
 
 from __future__ import annotations
 

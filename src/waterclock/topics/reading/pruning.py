@@ -1,4 +1,4 @@
-"""Skips unwanted messages: whole parts by the catalogue and file statistics, then single rows."""
+"""Skips messages that do not match a filter: whole parts by the catalogue and file statistics, then single rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a topic from one position to another, across ledgers, while they are being sealed and deleted."""
+"""Reads a topic from one position to another, across ledgers, even while they are being sealed or deleted."""
 
 from __future__ import annotations
 

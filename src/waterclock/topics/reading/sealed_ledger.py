@@ -1,4 +1,4 @@
-"""The messages of one sealed ledger, by row group: from a file of its own, or from one that several ledgers share."""
+"""Reads the messages of one sealed ledger by row group, from its own file or from one that several ledgers share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selects the messages whose own time lies in a range, anywhere in a topic."""
+"""Selects the messages whose time, such as the event time, lies in a range, anywhere in a topic."""
 
 from __future__ import annotations
 

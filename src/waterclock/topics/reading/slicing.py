@@ -1,4 +1,4 @@
-"""Slices: pieces of a topic that other processes can read independently, such as Spark's tasks."""
+"""Reads slices: parts of a topic that other processes, such as Spark's tasks, can read independently."""
 
 from __future__ import annotations
 

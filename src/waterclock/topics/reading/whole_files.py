@@ -1,4 +1,4 @@
-"""Files that a range covers completely, which another Parquet reader can read as they are."""
+"""Finds files that a range covers completely. Another Parquet reader can read them as they are."""
 
 from __future__ import annotations
 

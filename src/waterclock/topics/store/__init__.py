@@ -1,1 +1,1 @@
-"""The files of sealed ledgers on any filesystem."""
+"""Stores the files of sealed ledgers on any filesystem."""

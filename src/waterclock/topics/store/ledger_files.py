@@ -1,8 +1,8 @@
-"""The files of sealed ledgers, on any filesystem that pyarrow or fsspec knows: written completely or not at all.
+"""Stores the files of sealed ledgers on any filesystem that pyarrow or fsspec knows.
 
-A folder of ledger files is a *store*, with an identity in the object `MARKER` at its root. The marker is checked before
-a file is created or removed, and when a file is missing: an unmounted, renamed or different folder counts as a fault of
-the whole store, not as a lost file.
+A file is either complete or missing. A folder of ledger files is a *store*, with an identity in the object `MARKER` at
+its root. The marker is checked before a file is created or removed, and when a file is missing. An unmounted, renamed
+or different folder counts as a fault of the whole store, not as a lost file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The place of ledger files, as passed to `connect`; importable without filesystem libraries."""
+"""The location of ledger files, as passed to `connect`. Importing this module loads no filesystem library."""
 
 from __future__ import annotations
 

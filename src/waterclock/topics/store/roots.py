@@ -1,4 +1,4 @@
-"""Roots of ledger stores: how a folder or URL becomes a filesystem and a path on it, with a bounded wait."""
+"""Opens the root of a ledger store: converts a folder or URL to a filesystem and a path, with limited waiting times."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The Parquet file of a sealed ledger: how it is laid out, written, checked, and read one row group at a time.
+"""Writes, checks and reads the Parquet file of a sealed ledger, one row group at a time.
 
-Times and positions are adjacent in the file, so that one request fetches a time and the positions that belong to it.
-Payloads come last, so that a reader that does not need them never reads across them.
+Times and positions are adjacent in the file, so that one request fetches both. Payloads come last, so that a reader
+that does not need them never reads across them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Maintenance of a topic: sealing, compaction, retention, verification, repair."""
+"""Maintains topics: sealing, compaction, retention, relocation, removal."""

@@ -1,11 +1,11 @@
 """Compacts a topic: joins small files of adjacent sealed ledgers without changing a message's position.
 
-A ledger keeps its number, its entries and its bounds; only the file of its messages changes. So positions, which are
-public and which streams and subscriptions store, keep their meaning, and searches work as before. If a compaction is
-killed at any point, no message is lost or read twice:
+A ledger keeps its number, its entries and its bounds; only the file of its messages changes. So positions, which users,
+streams and subscriptions store, stay valid, and searches work as before. If a compaction is killed at any point, no
+message is lost or read twice:
 
 1. `_begin` records a pending file of a new name, with an owner and a lease.
-2. `_write` writes the file, makes it durable, and reads it back: all values are compared, and checksums are taken.
+2. `_write` writes the file, makes it durable, reads it back, compares all values, and computes checksums.
 3. `_commit` assigns the new file to all the ledgers in one transaction, if each still has the file that was read and
    the pending file is still ours. The old files stay for the grace time for current readers.
 """

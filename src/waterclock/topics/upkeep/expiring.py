@@ -1,4 +1,4 @@
-"""Skips messages that are too old, by a time that no producer's clock can forge.
+"""Moves subscriptions past messages that are too old, by a time that no producer's clock can falsify.
 
 The catalogue's bounds determine which ledgers are expired. Only the first ledger that is not wholly expired is read, to
 find where exactly a subscription continues. If that ledger cannot be read, the subscription continues at its beginning.

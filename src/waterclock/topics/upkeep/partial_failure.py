@@ -1,4 +1,4 @@
-"""Upkeep that continues past damaged ledgers: the work done, the skipped ledgers, and one error for all of them."""
+"""Continues upkeep past damaged ledgers, and then raises one error with the work done and the skipped ledgers."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ lock, switches the topic to the new store, if every file that its ledgers have b
 that still has the former store open fails at its own commit (`pending_files.forget_pending`), and readers find the
 former files for the grace time. After a kill at any point, the topic lies wholly in one of the two stores.
 
-Each copy is recorded before it is written, as `IDENTITY:NAME`, the form for files in another store. Files of a killed
-relocation are taken over by the next one, or removed by a sweep once its lease has ended.
+Each copy is recorded before it is written, as `IDENTITY:NAME`, the form for files in another store. If a relocation is
+killed, the next one takes over its files, or a sweep removes them once its lease has ended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Deletes whole ledgers from the start of a topic, if every subscription has read them.
 
 The catalogue's bounds alone decide which ledgers may be deleted. No file is read, because a missing file, perhaps in an
-unmounted folder, does not show the age of its messages.
+unmounted folder, does not show how old its messages were.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Seals a closed ledger: turns its rows into one Parquet file, so that a kill at any point loses nothing.
+"""Seals a closed ledger: writes its rows to one Parquet file. A kill at any point loses nothing.
 
-1. The ledger is closed, by `ledgers.roll` or by an append that found it due.
+1. The ledger is closed by `ledgers.roll`, or by an append that found it full or old enough.
 2. `_begin` records a pending file of a new name, with an owner and a lease.
-3. `_write` writes the file, makes it durable, and reads it back: all values are compared, and checksums are taken.
+3. `_write` writes the file, makes it durable, reads it back, compares all values, and computes checksums.
 4. `_commit` assigns the file to the ledger in one transaction, if the file is still pending and still ours.
 5. `delete_rows` removes the entries. Readers trust the ledger's state, not the rows, so this can happen later.
 
-Every step can be repeated. Files of a killed owner are removed by `sweeping.sweep` once its lease has ended.
+Every step can be repeated. Once the lease of a killed owner has ended, `sweeping.sweep` removes its files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads back a ledger file that was just written, and compares each byte and each value with the original.
 
-Comparing bytes is not enough: if a bit flips in memory before it is written, the file matches its checksum but holds
-other messages. Comparing values is not enough: another reader may use a bit that this reader ignores.
+Comparing bytes is not enough: if a bit flips in memory before the file is written, the file matches its checksum but
+holds other messages. Comparing values is not enough either: another reader may use a bit that this reader ignores.
 """
 
 from __future__ import annotations

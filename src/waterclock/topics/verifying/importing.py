@@ -1,13 +1,13 @@
-"""Imports ledger files that the catalogue has lost, a few or all of them.
+"""Imports ledger files into a catalogue that has lost some or all of them.
 
 A file lists the ledgers that it holds (`waterclock.topics.format.file_facts`). It is read completely before a row is
-written: its footer and pages are compared with their checksums, its messages with the facts. Only ledgers that the
+written: its footer and pages are compared with their checksums, and its messages with the facts. Only ledgers that the
 catalogue lacks are imported: those in a gap, those recorded as lost, and all of them if the topic is empty. Ledgers
 that were deleted on purpose stay deleted.
 
 Databases may share a store, so a topic takes only files of its own origin. If a topic has never held a message, its
-catalogue and origin may have been lost. So it takes the files of its name, if they all have the same origin, and adopts
-that origin. It cannot know whether another database still uses these files, so it never deletes an imported file.
+catalogue and origin may have been lost. So it takes the files with its name, if they all have the same origin, and
+adopts that origin. Another database may still use these files, so an imported file is never deleted.
 """
 
 from __future__ import annotations

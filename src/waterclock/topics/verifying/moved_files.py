@@ -1,6 +1,6 @@
 """Finds ledger files that were moved or renamed within the store, or whose path in the catalogue is wrong.
 
-A file is recognized by its length and the checksum of its footer, which covers the file's topic and ledgers.
+A file is recognized by its length and the checksum of its footer, which covers the topic and the ledgers of the file.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Repairs a topic: corrects the catalogue, and records missing messages as lost.
 
-First, ledger files that the catalogue has lost are imported, and files under another name are found, since messages in
-a file are not lost. Then bounds are measured again, and unreadable messages are recorded as lost: entries, row groups,
-ledgers. After that, a ledger that the catalogue described wrongly is imported from its file. No file is removed or
-changed: a damaged file stays in its place. Each step is a transaction of its own, so a repair that is killed is simply
-run again.
+First, it imports ledger files that the catalogue has lost, and finds files that were renamed, because messages in a
+file are not lost. Then it measures bounds again, and records unreadable messages as lost: entries, row groups, ledgers.
+After that, a ledger that the catalogue described wrongly is imported from its file. No file is removed or changed: a
+damaged file stays in its place. Each step is a transaction of its own, so a repair that is killed is simply run again.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Appends messages: one entry per append, group commit, producers."""
+"""Appends messages, with group commit and producers. Each append is one entry."""

@@ -1,6 +1,6 @@
-"""Appends messages: one entry per append, under the lock of the topic's counter, so that positions have no gaps.
+"""Appends messages as entries, under the lock of the topic's counter, so that positions have no gaps.
 
-The appends of a process's threads are grouped (`group_commit`), each group in one transaction.
+The appends of a process's threads are grouped (`group_commit`). Each group is one transaction.
 """
 
 from __future__ import annotations

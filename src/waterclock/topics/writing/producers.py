@@ -1,4 +1,4 @@
-"""The producers of a topic, as rows of the catalogue: read and written in the transaction that appends."""
+"""Reads and writes the catalogue's rows of a topic's producers, in the transaction that appends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The dispatch queue: lanes of claimed messages that wait for a slot.
+"""The dispatch queue of a worker, which holds claimed messages until a slot is free. It consists of lanes.
 
-A lane holds one message, or the messages of one group, which are handled one after another. A worker claims no more
-messages than its free slots can start. If its handlers are fast, it also claims as many messages as they handle in a
+A lane holds one message, or the messages of one group, which are handled one after another. A worker claims as many
+messages as its free slots can start. If its handlers are fast, it also claims as many messages as they handle in a
 short time, so that claims are few and claimed messages wait only briefly.
 """
 

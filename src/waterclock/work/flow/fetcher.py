@@ -1,4 +1,4 @@
-"""The fetcher of one table, which claims messages for free slots, and waits if there is nothing to do."""
+"""Claims messages of one table for the free slots of a worker, and waits if there is nothing to do."""
 
 from __future__ import annotations
 

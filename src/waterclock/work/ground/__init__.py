@@ -1,1 +1,1 @@
-"""Handlers, outcomes, counts and sources, which all parts of a worker share."""
+"""Code that all parts of a worker share: handlers, outcomes, counts and sources."""

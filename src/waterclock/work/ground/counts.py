@@ -1,4 +1,4 @@
-"""Counters of a worker, for logs and metrics."""
+"""The counters of a worker, for logs and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers: the functions that a worker calls with messages of one kind, or with all messages.
+"""Finds a worker's handlers: functions for messages of one kind, or for all messages.
 
 A message's kind is its header ``kind``. The parameters of a handler decide its arguments.
 """

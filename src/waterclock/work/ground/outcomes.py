@@ -1,4 +1,4 @@
-"""Outcomes of messages: the exceptions that a handler can raise, and a worker's reaction to each."""
+"""The outcomes of messages: the exceptions that a handler can raise, and how a worker reacts to each."""
 
 from __future__ import annotations
 

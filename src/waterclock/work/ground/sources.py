@@ -1,4 +1,4 @@
-"""The sources of a worker's messages: tables, each with its handler, in one or several databases."""
+"""The sources of a worker's messages: tables in one or several databases, each with its handler."""
 
 from __future__ import annotations
 

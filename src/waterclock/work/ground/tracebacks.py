@@ -1,4 +1,4 @@
-"""Records of handlers' failures: the last frames go to the message's row, the traceback goes to the log."""
+"""Formats the tracebacks of failed handlers: the last frames for the message's row, and the whole for the log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The child process of a worker, which runs handlers, one message at a time, as the parent sends them.
+"""The child process of a worker, which runs handlers for the messages that the parent sends, one at a time.
 
-The parent claims, extends leases and acks; a child only runs handlers. So if a child dies, one message is affected, and
-a handler that holds the GIL does not stop the heartbeat.
+The parent claims, extends leases and acks; a child only runs handlers. So if a child dies, only one message is
+affected, and a handler that holds the GIL does not stop the heartbeat.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The event loop of a worker's asynchronous handlers: one in a thread of its own, or the application's."""
+"""Runs a worker's asynchronous handlers in an event loop: in one in a thread of its own, or in the application's."""
 
 from __future__ import annotations
 

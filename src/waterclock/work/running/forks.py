@@ -1,4 +1,4 @@
-"""Ends copies of this process that a handler forked, when they return from the handler."""
+"""Ends a copy of this process that a handler forked, when that copy returns from the handler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child process with its own process group, so that killing it also kills the processes that it started."""
+"""Starts a child process in its own process group. To kill it also kills the processes that it started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes in which a worker calls handlers, one message at a time in each process. Dead ones are replaced."""
+"""Runs handlers in child processes, one message at a time in each. Dead processes are replaced."""
 
 from __future__ import annotations
 

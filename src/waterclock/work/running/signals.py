@@ -1,4 +1,4 @@
-"""Signals that stop a worker or another long-running command."""
+"""Handles the signals that stop a worker or another long-running command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervises handlers that exceed their time limit or lose their lease, and messages that wait."""
+"""Supervises a worker's messages: those whose handlers exceed the time limit or lose the lease, and those that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads in which a worker calls handlers, one per slot."""
+"""Runs handlers in threads, one thread for each slot of a worker."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Batching by rate over whole columns: the compiled kernel."""
+"""Batches whole columns of messages by rate, with a compiled kernel."""

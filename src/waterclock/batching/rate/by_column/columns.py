@@ -1,4 +1,4 @@
-"""Batches by rate over columns: the same rules as `RateAwareBatcher`, for many calls at once."""
+"""Batches the columns of many calls at once by rate. The rules are those of `RateAwareBatcher`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stored state of rate-aware columns: a frame with a checksum, a line of JSON, and arrays, compressed."""
+"""Stores the state of rate-aware columns: a frame with a checksum around a line of JSON and compressed arrays."""
 
 from __future__ import annotations
 

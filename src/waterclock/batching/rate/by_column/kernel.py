@@ -1,9 +1,10 @@
-"""The rules of batching by rate over arrays, compiled with Numba. All their compiled code is in this file.
+"""The rules of batching by rate over arrays, compiled with Numba.
 
-Each function has the same name as the function whose rule it follows, in `period`, `pile`, `stream`, `starts`, `stall`,
+Each function has the name of the function whose rule it follows, in `period`, `pile`, `stream`, `starts`, `stall`,
 `window` or `batcher`; the functions here are in that order. Numba caches machine code per file and looks for changes
-only in that file. Only constants come from other files. After you change one there, save this file, too: otherwise the
-machine code keeps the old value, and its batches differ from those of `RateAwareBatcher`.
+only in that file. So this file contains all the compiled code of the rules, and imports only constants. After you
+change such a constant, save this file, too: otherwise the machine code keeps the old value, and its batches differ from
+those of `RateAwareBatcher`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches many sources by rate at once: applies the columnar rule to each source, in one call of compiled code."""
+"""Batches the columns of many sources by rate, in one call of compiled code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stored state of the rules of many sources: their arrays column by column, compressed together."""
+"""Stores the states of many sources that are batched by rate: their arrays are joined and compressed together."""
 
 from __future__ import annotations
 

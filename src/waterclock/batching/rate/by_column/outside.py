@@ -1,4 +1,7 @@
-"""Counts messages outside their windows, and finds the offsets of batches, over columns as `RateAwareBatcher` does."""
+"""Counts messages outside their windows, and finds the clock offsets of batches, for whole columns.
+
+The results equal those of `RateAwareBatcher`.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Batching by rate, message by message: the class and its state."""
+"""Batches single messages by rate: the class `RateAwareBatcher` and its state."""

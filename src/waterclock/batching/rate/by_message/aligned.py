@@ -1,4 +1,4 @@
-"""Messages whose times are aligned to the receive clock for batching. Batches hold the messages as they were sent."""
+"""Aligns the times of messages to the receive clock for batching. The batches hold the messages as they were sent."""
 
 from __future__ import annotations
 

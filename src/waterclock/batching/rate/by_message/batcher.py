@@ -1,4 +1,4 @@
-"""The batcher by the streams' own rates: a batch closes when every regular stream has reached its last pulse."""
+"""Batches single messages by rate: a batch closes when every regular stream has reached its last pulse."""
 
 from __future__ import annotations
 

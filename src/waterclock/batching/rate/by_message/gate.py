@@ -1,6 +1,6 @@
 """Looks up the roles of streams, which the user chose with the option ``gated``.
 
-If ``gated`` is a function, it is called before anything changes, since it may raise.
+If ``gated`` is a function, it is called before anything changes, since it may raise an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The sources of a `BySource` that batch by rate. Only sources whose window may have stalled are examined."""
+"""Batches the sources of a `BySource` by rate. Examines only sources whose window may have stalled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts messages outside their windows, and warns of streams that keep sending them."""
+"""Counts messages outside their windows, and warns of streams that repeatedly send such messages."""
 
 from __future__ import annotations
 

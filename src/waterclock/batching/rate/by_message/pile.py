@@ -1,4 +1,4 @@
-"""The messages of a stream that wait for later windows, in order of event time."""
+"""The messages of one stream that wait for later windows, in order of event time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recovers from a stall: closes the window that nothing else closes, and places the next window at new messages."""
+"""Recovers from a stall: closes the stalled window, and starts the next window at the new messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forgets sources after a long silence, measured only by the receive times of their messages."""
+"""Forgets sources after a long silence, which is measured only by the receive times of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detects a stalled window by the clock or, in a replay that has no clock, by the messages' own times."""
+"""Detects a stalled window by the clock, or by the times of messages in a replay, which has no clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of one stream in batching by rate: its rate, its pulses, and its end of the window in progress."""
+"""The state of one stream: its rate, its pulses, and the end of its part of the current window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The window in progress of batching by rate: its messages, those that wait for later ones, and the gating streams."""
+"""The current window of batching by rate: its messages, the messages for later windows, and the gating streams."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checks Arrow IPC from clients before it is used.
 
-Features that turn a few bytes into terabytes in memory are refused: compressed buffers, dictionaries whose values are
-repeated, columns of the null type without buffers.
+Some features turn a few bytes into terabytes in memory, and are refused: compressed buffers, dictionaries whose values
+are repeated, and columns of the null type without buffers.
 """
 
 from __future__ import annotations

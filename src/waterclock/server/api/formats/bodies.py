@@ -1,4 +1,4 @@
-"""Request bodies: their base class, and the types of their fields."""
+"""The base class of request bodies, and the types of their fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads in requests: a JSON value, or bytes as base64."""
+"""Reads payloads in requests: a JSON value, or bytes as base64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Responses as JSON: times are ISO 8601 in UTC with nanoseconds; durations, such as ``30s``, and ids are strings."""
+"""Converts objects to JSON for responses. Times are in ISO 8601 (UTC, with nanoseconds).
+
+Ids are strings, and so are durations, such as ``30s``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actions of a table's page. A form first shows how many rows would change, then changes them.
+"""The forms that change messages of a table. A form first shows how many rows would change, then changes them.
 
 A change affects at most as many messages as its preview showed.
 """

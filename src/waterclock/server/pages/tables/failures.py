@@ -1,4 +1,4 @@
-"""Groups the failures of messages and dead letters by normalised error."""
+"""Groups failed messages and dead letters whose errors are the same except for numbers, ids and paths."""
 
 from __future__ import annotations
 

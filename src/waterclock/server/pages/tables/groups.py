@@ -1,4 +1,4 @@
-"""The page of a table's groups: their owners, the reasons why they are blocked, and their commands."""
+"""The page of a table's groups: their owners, why they are blocked, and buttons for their commands."""
 
 from __future__ import annotations
 

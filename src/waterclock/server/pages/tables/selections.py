@@ -1,4 +1,4 @@
-"""The selection of messages in a page's URL, and its filter."""
+"""Reads the selection of messages from a page's URL, and converts it to a filter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a message table: its states, its failures, and a search of its messages."""
+"""The page of a message table: its messages by state, its failures, and a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline of a topic's batches, for any range of event time, by a rule in the URL."""
+"""The page with the timeline of a topic's batches, for any range of event time. The URL holds the batching rule."""
 
 from __future__ import annotations
 

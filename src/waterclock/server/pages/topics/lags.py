@@ -1,4 +1,4 @@
-"""Shows how far event times of streams lag behind their receive times, and which clocks differ from the server's."""
+"""Shows how far the event times of streams lag behind their receive times, and which clocks differ from ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of pages from their data. Pictures are inline, and their style sheet is a static file."""
+"""Draws the pictures of pages from their data, as inline SVG. Their style sheet is a static file."""
 
 from __future__ import annotations
 

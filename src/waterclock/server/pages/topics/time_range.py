@@ -1,4 +1,4 @@
-"""The range of time that a page shows, and the links that move it and change its length."""
+"""The time range that a page shows, and links that move it or change its length."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The heartbeat of an exclusive consumer, which keeps its groups while a handler runs for long.
+"""Renews the leases of exclusive consumers, so that they keep their groups while a handler runs for long.
 
-One statement renews the leases of all consumers that a process has for a table. If it fails, perhaps because one row is
-locked, each consumer's lease is renewed separately the next time.
+One statement renews the leases of all consumers that a process has for a table. If it fails, for example because one
+row is locked, each consumer's lease is renewed separately the next time.
 """
 
 from __future__ import annotations

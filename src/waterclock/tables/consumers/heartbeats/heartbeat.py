@@ -1,8 +1,8 @@
 """The heartbeat: one thread for each process and database, which extends the leases of the process.
 
 The thread extends the leases of deliveries that are being handled, renews the leases of exclusive consumers, and writes
-the process's row in the catalogue. If a process stops or dies, its beats stop and its leases end. Times in this module
-are monotonic ns: a beat asks the database to extend the lease to ``ack_wait`` after the database's current time.
+the process's row in the catalogue. If a process stops or dies, its heartbeat stops and its leases end. Times in this
+module are monotonic ns. A beat asks the database to extend the lease to ``ack_wait`` after the database's current time.
 """
 
 from __future__ import annotations

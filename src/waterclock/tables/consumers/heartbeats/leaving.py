@@ -1,4 +1,4 @@
-"""How a consumer leaves a table: its last writes, and how long it waits for locks."""
+"""Runs a consumer's last writes when it leaves a table, and limits how long it waits for locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts the due messages of a table's schedules. The heartbeat thread does this, even while all consumers are busy."""
+"""Puts the due messages of a table's schedules, in the heartbeat thread, so that busy consumers do not delay them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Turns a MariaDB table into a message table.
 
-MariaDB commits implicitly at each DDL statement. So a single atomic statement changes the table, and the steps before
-and after it can be repeated.
+MariaDB commits at each DDL statement. So one atomic statement changes the table, and all steps before and after that
+statement can be repeated.
 """
 
 from __future__ import annotations

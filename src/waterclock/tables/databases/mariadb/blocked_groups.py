@@ -1,7 +1,7 @@
-"""Finds blocked groups, which never become due by themselves, on MariaDB, which has no partial indexes.
+"""Finds blocked groups on MariaDB. Such groups never become due by themselves.
 
-The index of due groups begins with their owner and priority. So the existing owners and priorities are looked up
-first, each with one seek: one query for all of them would read the whole index.
+MariaDB has no partial indexes, and one query for all blocked groups would read the whole index of due groups. That
+index begins with owner and priority. So the existing owners and priorities are looked up first, each with one seek.
 """
 
 from __future__ import annotations

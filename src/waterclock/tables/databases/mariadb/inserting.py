@@ -1,4 +1,4 @@
-"""Bulk inserts on MariaDB: many rows per statement; rows whose id already exists are skipped."""
+"""Inserts many rows with one statement on MariaDB, and skips rows whose id already exists."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Partitions of a message table on MariaDB: one for each day of acks, and one for unacked messages.
+"""Partitions a message table on MariaDB: one partition for each day of acks, and one for unacked messages.
 
-Unique keys must contain the day, so they make ids unique among unacked messages only; a trigger checks the acked ones.
+In MariaDB, a unique key of a partitioned table must contain the day, so it makes ids unique only among unacked
+messages. A trigger checks the acked ones.
 """
 
 from __future__ import annotations

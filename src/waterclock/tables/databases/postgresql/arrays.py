@@ -1,4 +1,4 @@
-"""Passes a list to a statement: as one array parameter, or in a setting of the transaction."""
+"""Passes a list to a statement, as one array parameter or in a setting of the transaction."""
 
 from __future__ import annotations
 

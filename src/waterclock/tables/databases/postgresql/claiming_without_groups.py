@@ -1,4 +1,4 @@
-"""The claim in a table without groups on PostgreSQL: one statement, one round trip."""
+"""Claims messages of a table without groups on PostgreSQL, with one statement in one round trip."""
 
 from __future__ import annotations
 

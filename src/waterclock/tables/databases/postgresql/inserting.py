@@ -1,4 +1,4 @@
-"""Inserts on PostgreSQL: one statement, one round trip; rows whose id exists are skipped."""
+"""Inserts rows on PostgreSQL with one statement in one round trip, and skips rows whose id already exists."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """The connection on which all waiting consumers of one process and one database receive notifications.
 
-The first consumer that waits leads: its thread also watches the connection. When a notification comes, the leader wakes
-the consumers that wait for that table. A leader that leaves wakes another consumer, which leads from then on. So no
-extra thread is needed.
+The first consumer that waits becomes the leader: its thread also watches the connection. When a notification comes, the
+leader wakes the consumers that wait for that table. A leader that leaves wakes another consumer, which leads from then
+on. So no extra thread is needed.
 
-A table's lock *waiting* is held as long as one of its consumers waits, and from one wait to the next. Once a consumer
-has checked that all active writers have seen this lock, consumers that join it need not check again. So a long wait
-needs no queries, except for occasional checks that the server still answers.
+The connection holds a table's lock *waiting* as long as one of its consumers waits, and from one wait to the next. Once
+a consumer has checked that all active writers have seen this lock, consumers that join it need not check again. So a
+long wait needs no queries, except for occasional checks that the server still answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Looks up rows by their keys, and finds the newest version of each row first.
 
-An index keeps an entry of each earlier version for as long as a transaction holds an old snapshot.
+While a transaction holds an old snapshot, an index keeps an entry for each earlier version of a row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Partitions of a message table on PostgreSQL.
+"""Partitions a message table on PostgreSQL, at two levels.
 
-There are two levels: unacked messages with the unique index on ids, and acked ones by day. The default partition of the
-days is usually empty, so that adding a day scans nothing.
+The first level separates unacked messages, with the unique index on ids, from acked messages. The second level divides
+acked messages by day. Its default partition is usually empty, so that adding a day scans nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Searches PostgreSQL's index of unrouted messages, in tables whose keys take turns, from a lower bound upward.
 
-The index is ordered by blocks of seqs, and by key within a block. So a search skips the entries of earlier messages,
-which remain while a transaction holds an old snapshot. It also finds the other keys among many messages of one key
-without reading all of those.
+The index is ordered by blocks of seqs, and within a block by key. So a search skips the entries of earlier messages,
+which remain while a transaction holds an old snapshot. If many messages of one key wait, the search finds the other
+keys without reading all of them.
 """
 
 from __future__ import annotations

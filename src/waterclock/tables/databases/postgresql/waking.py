@@ -1,26 +1,27 @@
-"""Notifications on PostgreSQL: writers notify waiting consumers, and do not notify if none waits.
+"""Notifications on PostgreSQL: a writer notifies waiting consumers, but only if a consumer waits.
 
-A NOTIFY takes a cluster-wide lock at commit, so notifying writers wait for each other. So they notify only if a
-consumer waits, which two advisory locks for each table show:
+A NOTIFY takes a cluster-wide lock at commit, so notifying writers wait for each other. Two advisory locks for each
+table show whether a consumer waits:
 
 - *waiting*: a consumer holds it shared from its first wait until it gets a message, also between waits;
 - *writing*: a transaction that wrote to the table without notifying holds it shared until it ends.
 
-A writer's trigger takes *writing*, and then tries to take *waiting* exclusively, and releases it at once. If it gets
+A writer's trigger takes *writing*, then tries to take *waiting* exclusively, and releases *waiting* at once. If it gets
 both, no consumer waits, and it does not notify. Otherwise it notifies.
 
-A consumer first LISTENs. Then it takes *waiting*, and tries to take *writing* exclusively, and releases that at once.
-If it got both, it checks once more for messages, and sleeps. Otherwise it tries again after some milliseconds. Nothing
-is missed:
+A consumer first LISTENs. Then it takes *waiting*, tries to take *writing* exclusively, and releases *writing* at once.
+If it gets both, it checks once more for messages, and sleeps. Otherwise it tries again after some milliseconds.
+
+No message is missed, and no process is blocked:
 
 - A writer notifies if it tries *waiting* after the consumer took it. The consumer already listens, so it is woken when
   the writer commits.
 - If a writer tried *waiting* before the consumer took it, the writer already held *writing*, and keeps it until its
   transaction ends. The consumer gets *writing* only then. A commit is visible before its locks are released, so the
-  consumer's check, which comes later, sees it.
-- Writers hold *writing* shared, and consumers *waiting* shared, so writers do not block each other, nor do consumers.
-  Two processes that try the same lock at the same moment may both fail. Then a writer notifies once too often, and a
-  consumer tries again.
+  consumer's check, which comes later, sees the messages.
+- Writers hold *writing* shared, and consumers hold *waiting* shared. So writers do not block each other, nor do
+  consumers. Two processes that try the same lock at the same moment may both fail. Then a writer notifies once too
+  often, or a consumer tries again.
 - A savepoint that is rolled back releases *writing*, and its rows are gone as well.
 - PostgreSQL merges notifications of one transaction that have the same text.
 """

@@ -1,6 +1,6 @@
-"""Turns an SQLite table into a message table: a copy replaces it, in the caller's transaction.
+"""Turns an SQLite table into a message table: replaces it with a copy, in the caller's transaction.
 
-SQLite can neither change a primary key nor add a column that numbers rows, and VACUUM changes its own row numbers.
+SQLite can neither change a primary key nor add a column that numbers rows, and VACUUM changes SQLite's own row numbers.
 """
 
 from __future__ import annotations

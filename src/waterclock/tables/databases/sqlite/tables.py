@@ -1,4 +1,4 @@
-"""The statements for message tables on SQLite. With one writer at a time, no other transaction writes to the table."""
+"""The statements for message tables on SQLite. SQLite has one writer at a time, so the statements lock no rows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Claims of messages for a consumer, with and without groups."""
+"""Claims messages for a consumer, from tables with and without groups."""

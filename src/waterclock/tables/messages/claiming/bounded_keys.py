@@ -1,4 +1,4 @@
-"""Lower bounds of the searches in a table whose keys take turns: for new messages, next turns and sleeping keys.
+"""Lower bounds for searches in a table whose keys take turns: for new messages, next turns and sleeping keys.
 
 All messages with a seq below the bound are routed. A trigger marks messages that are moved forward later, and the index
 lists them after all seqs. The bounds need a database that tells which transactions a snapshot sees

@@ -1,8 +1,8 @@
 """Finds the priorities of due groups without reading dead index entries.
 
 This search needs a database that tells which transactions a snapshot sees (`TableDialect.seen_by`). Most of the highest
-index entries of a priority are dead: they were the ends of leases. So each known priority is searched upward, from a
-time before which no group is due. The highest entry is looked up only between known priorities.
+index entries of a priority are dead, because they belong to leases that have ended. So each known priority is searched
+upward, from a time before which no group is due. The highest entry is looked up only between known priorities.
 """
 
 from __future__ import annotations

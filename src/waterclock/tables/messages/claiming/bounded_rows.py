@@ -1,4 +1,4 @@
-"""Lower bounds of the due times of messages in a table without groups, at which the searches of claims begin.
+"""Lower bounds of the due times in a table without groups, at which the searches of claims begin.
 
 For each priority, no message before the bound is due, except late messages: plain SQL, ``put(at=)`` and ``reschedule``
 may set a due time in the past. A trigger marks late messages (`TableDialect.is_late`), and they have an index of their

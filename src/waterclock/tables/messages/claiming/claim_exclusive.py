@@ -1,4 +1,4 @@
-"""Claims in a table with exclusive groups: a group stays with a consumer while the consumer is alive."""
+"""Claims in a table with exclusive groups: a group belongs to one consumer as long as that consumer is alive."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Claims in a table with groups: each group goes to one consumer, its first messages first.
+"""Claims in a table with groups: takes groups for one consumer, and leases the first messages of each.
 
-The claims of both policies, `claim_sequenced` and `claim_exclusive`, use this module.
+`claim_sequenced` and `claim_exclusive`, the claims of the two policies, use this module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claims in a table whose keys take turns. A key may have a limit of leased messages, and a rate."""
+"""Claims in a table whose keys take turns. A key may limit how many of its messages are leased, and their rate."""
 
 from __future__ import annotations
 

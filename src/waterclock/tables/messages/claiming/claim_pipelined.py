@@ -1,8 +1,8 @@
-"""Claims in a table with groups in one round trip, on a database that takes several statements at once.
+"""Claims from a table with groups in one round trip, on a database that takes several statements at once.
 
-The first statement locks groups and keeps their names for the next ones. Each statement has its own snapshot: so the
-second, which claims the messages of those groups, sees them in a state that no other transaction can change. Rare cases
-are left to the stepwise claim: exhausted messages, lapsed leases, consumers that come or go.
+The first statement locks groups and stores their names for the next statements. Each statement has its own snapshot. So
+the second statement, which claims the messages of those groups, sees them in a state that no other transaction can
+change. The stepwise claim handles rare cases: exhausted messages, expired leases, consumers that come or go.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claims in a table with sequenced groups: only a group's first messages are leased, to one consumer, until acked."""
+"""Claims from a table with sequenced groups: leases only a group's first messages, to one consumer, until acked."""
 
 from __future__ import annotations
 

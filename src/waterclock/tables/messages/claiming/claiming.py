@@ -1,4 +1,4 @@
-"""Claims due messages: the lease, back-off and epoch change in the statement or transaction that finds them."""
+"""Claims due messages. The statement or transaction that finds them also changes lease, back-off and epoch."""
 
 from __future__ import annotations
 

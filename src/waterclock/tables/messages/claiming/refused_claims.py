@@ -1,8 +1,8 @@
-"""Skips messages that the database refuses to update in a claim, for example because a user's trigger raises.
+"""Skips messages that the database refuses to claim, for example because a user's trigger raises an error.
 
 A refused claim is narrowed down to its first message, or its first group. If that claim is refused, too, the next tries
-skip more and more messages at the head. If later messages can then be claimed, the refused messages are skipped for
-`PASSED_BY_FOR`. Messages that were skipped together with them are tried soon after, a few at a time. If no later
+skip more and more of the first messages. If later messages can then be claimed, the refused messages are skipped for
+`PASSED_BY_FOR`. Messages that were skipped together with them are tried soon afterwards, a few at a time. If no later
 message can be claimed, the refusal affects more than single messages, and nothing is recorded. If another claim is
 refused soon afterwards, it is not narrowed down (`Narrowing`).
 """

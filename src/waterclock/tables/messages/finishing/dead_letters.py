@@ -1,7 +1,7 @@
-"""Dead letters: exhausted messages in a message table of their own, from which they can be redriven.
+"""Stores dead letters in a message table of their own, and moves them back to their table.
 
-A dead letter keeps its id and all values of its row. Each message table has a dead-letter table of its own, because
-messages of two tables may have the same id. A new dead letter replaces an older one with the same id.
+A dead letter keeps its id and all values of its row. Each message table has its own dead-letter table, because messages
+of two tables may have the same id. A new dead letter replaces an older one with the same id.
 """
 
 from __future__ import annotations

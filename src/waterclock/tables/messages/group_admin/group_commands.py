@@ -1,4 +1,4 @@
-"""Operators' commands on groups. They leave messages in flight alone unless forced."""
+"""Runs operators' commands on groups. Leased messages are left alone, unless a command is forced."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Read-only operations: peek, explain, statistics."""
+"""Reads messages without changing them: peek, explain, statistics."""

@@ -1,7 +1,7 @@
-"""Counts a table's messages and groups for monitoring, with bounded statements: equally fast at any size.
+"""Counts a table's messages and groups for monitoring, equally fast at any size.
 
-`table_stats` counts every message, which takes seconds for millions of them. Here at most `COUNTED` messages are read.
-If there are more, their number is estimated from windows of the table, spread evenly over it.
+`table_stats` counts every message, which takes seconds for millions of them. This module reads at most `COUNTED`
+messages. If there are more, it estimates their number from samples spread evenly over the table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds unacked messages that failed, and dead letters, to group them by error."""
+"""Finds failed unacked messages, and dead letters, to group them by error."""
 
 from __future__ import annotations
 

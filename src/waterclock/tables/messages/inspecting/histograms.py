@@ -1,4 +1,4 @@
-"""Histograms: for how long messages have been due, and how long others must still wait."""
+"""Counts unleased messages by how long they have been due, or how long they must still wait."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Searches the unacked messages of a table with a filter.
 
-A search only reads, and reads only a bounded number of rows. No index supports a filter by header, payload or error. So
-a search reads the first `SCANNED` messages in the order of delivery, and the last `SCANNED`. A search by id or group
+A search only reads, and it reads a bounded number of rows. No index supports a filter by header, payload or error. So
+such a search reads only the first and the last `SCANNED` messages in the order of delivery. A search by id or group
 covers all messages.
 """
 

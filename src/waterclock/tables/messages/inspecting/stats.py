@@ -1,4 +1,4 @@
-"""Counts a message table's messages by state, and computes their rates."""
+"""Counts a message table's messages by state, and computes the rates at which they come and go."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Puts messages: ids, unique keys, schedules."""
+"""Puts messages into tables, with ids, unique keys and schedules."""

@@ -1,11 +1,11 @@
-"""Deduplication by keys that producers choose: at most one message with a key waits at a time.
+"""Deduplicates messages by keys that producers choose: at most one message with a key waits at a time.
 
 A key's row in the catalogue names the message that was last put with it. A put with the key locks the row until its
-transaction ends, so puts run one after another. The message's own row shows whether it still has the key: until it is
-claimed, or until it is acked or dead. So claims, acks, nacks and plain SQL need not know about keys, and a message that
-returns to the table cannot conflict with one that was put meanwhile.
+transaction ends, so puts with one key run one after another. The message's own row shows whether the message still has
+the key: until it is claimed, or until it is acked or dead, as the producer chose. So claims, acks, nacks and plain SQL
+need not know about keys. A message that returns to the table cannot conflict with one that was put meanwhile.
 
-In a caller's transaction, the existing message is locked as well, so that no consumer takes it before the caller's own
+In a caller's transaction, a put also locks the existing message, so that no consumer takes it before the caller's own
 data are visible.
 """
 

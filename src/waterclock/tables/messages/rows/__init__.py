@@ -1,1 +1,1 @@
-"""Code that all statements on a table's rows share: locks, refused rows and process heartbeats."""
+"""Helpers for statements on a table's rows: locks, refused rows and process heartbeats."""

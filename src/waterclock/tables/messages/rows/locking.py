@@ -1,4 +1,4 @@
-"""Locks messages, after their groups, in a fixed order, so that transactions do not deadlock."""
+"""Locks messages in a fixed order, after their groups, so that transactions do not deadlock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements on many rows, some of which the database may refuse because of a foreign key or a user's trigger."""
+"""Runs statements on many rows, some of which the database may refuse because of a foreign key or a user's trigger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and deletes finished rows of a message table, for an archive that keeps them elsewhere."""
+"""Reads and deletes finished rows of a message table, so that an archive can store them elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deletes messages that were acked or dropped long enough ago: row by row, or with the partitions of past days."""
+"""Deletes messages that were acked or dropped long enough ago, row by row or by dropping partitions of past days."""
 
 from __future__ import annotations
 

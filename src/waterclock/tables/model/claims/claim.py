@@ -1,4 +1,4 @@
-"""The data of a claim: its request, the claimed messages, and the start of the next search for messages of groups."""
+"""The data of a claim: the request, the claimed messages, and the start of the next search for messages of groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The epoch: the number of deliveries. Plain SQL may set it to any number, so increments and sums are bounded."""
+"""The epoch of a message: its number of deliveries. Plain SQL may set it to any number, so arithmetic is bounded."""
 
 from __future__ import annotations
 

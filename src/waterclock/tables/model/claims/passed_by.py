@@ -1,4 +1,4 @@
-"""Messages and groups that claims skip for a while, because the database refused to claim them."""
+"""Messages and groups that claims skip for a while, because the database refused to let them be claimed."""
 
 from __future__ import annotations
 

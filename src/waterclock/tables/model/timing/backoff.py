@@ -1,4 +1,4 @@
-"""The delay before a failed message is retried. Pure: takes the number of failures, returns ns."""
+"""Computes the delay before a failed message is retried, in ns, from its number of failures. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ticks of a schedule: cron expressions, and missed ticks. Pure: takes the time, in ns."""
+"""Computes the ticks of a schedule from its cron expression, and finds missed ticks. Pure: takes the time, in ns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How long a claim leases a message: unless it is acked, it is sent again then. Pure: takes the deliveries so far."""
+"""Computes how long a claim leases a message, from its number of deliveries. Pure.
+
+A message that is not acked is sent again when its lease ends.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The number of messages that a rate limit allows now. Pure: takes the time, returns a decision and the new state.
+"""Computes how many messages a rate limit allows now. Pure: takes the time, returns a decision and the new state.
 
-The rule is the generic cell rate algorithm (ITU-T I.371, annex A, "virtual scheduling"): its whole state is one time,
-at which the next message would be due at a steady rate. It allows what a token bucket of the same size allows.
+The rule is the generic cell rate algorithm (ITU-T I.371, annex A, "virtual scheduling"). Its whole state is one time,
+at which the next message would be due at a steady rate. It allows as much as a token bucket of the same size.
 """
 
 from __future__ import annotations

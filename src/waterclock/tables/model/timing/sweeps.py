@@ -1,4 +1,4 @@
-"""The times at which a table's groups are checked against their messages, and the progress of the current check."""
+"""Decides when a table's groups are checked against their messages, and tracks the progress of the current check."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Validation of values from callers or from plain SQL."""
+"""Validates values from callers, and values that plain SQL wrote."""

@@ -1,7 +1,7 @@
 """Validates values of additional columns, with the same rules for every database.
 
-SQLite stores any value in any column, and MariaDB converts many values. Values that some server would refuse or change
-are refused everywhere. An int for a double becomes a float everywhere. Other types are left to the database.
+SQLite stores any value in any column, and MariaDB converts many values. So a value that some server would refuse or
+change is refused on every database. An int for a double becomes a float. Other types are left to the database.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accepts only JSON that every database returns unchanged."""
+"""Validates JSON: accepts only values that every database returns unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of keys by which messages are limited or take turns."""
+"""Validates names of keys by which messages are limited or take turns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Text that every database can store: without NUL, which PostgreSQL refuses, and valid in UTF-8.
+"""Validates texts, so that every database can store them: without NUL, which PostgreSQL refuses, and valid in UTF-8.
 
-A caller's invalid text is refused, on every database. In the reason of a failure, invalid characters are replaced: the
-reason must not become a failure of its own.
+A caller's invalid text is refused. In the reason of a failure, invalid characters are replaced, because storing the
+reason must not fail, too.
 """
 
 from __future__ import annotations
