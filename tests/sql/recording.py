@@ -30,11 +30,15 @@ def recorded() -> Generator[list[str]]:
     """
     seen: list[str] = []
     places: dict[str, Sequence[str]] = {}
-    translated, given = DirectConnection._translated, driver_fast_path._given
+    translated, compile_once = DirectConnection._translated, driver_fast_path.compile_once
 
-    def note_places(compiled: Any, parameters: Any) -> Any:
-        places[compiled.text] = compiled.places or ()
-        return given(compiled, parameters)
+    def note_places(statement: Any, dialect: Any, keys: Any = None) -> Any:
+        compiled = compile_once(statement, dialect, keys)
+        if compiled.text not in places:
+            names = {} if keys is None else {"column_keys": keys}
+            whole = statement.compile(dialect=dialect, compile_kwargs={"render_postcompile": True}, **names)
+            places[compiled.text] = whole.positiontup or ()
+        return compiled
 
     def note_direct(self: DirectConnection, execute: Any, *arguments: Any) -> Any:
         text = next(each for each in arguments if isinstance(each, str))
@@ -57,7 +61,7 @@ def recorded() -> Generator[list[str]]:
 
     with ExitStack() as patches:
         patches.enter_context(patch.object(DirectConnection, "_translated", note_direct))
-        patches.enter_context(patch.object(driver_fast_path, "_given", note_places))
+        patches.enter_context(patch.object(driver_fast_path, "compile_once", note_places))
         for name in ("do_execute", "do_executemany", "do_execute_no_params"):
             patches.enter_context(_noted(DefaultDialect, name, note))
         patches.enter_context(_noted(MySQLDialect_mysqldb, "do_executemany", note))  # which has its own

@@ -41,7 +41,8 @@ def noted(backend: Backend, note: Callable[[str, Any], None]) -> Generator[None]
 
     def note_and_execute(self: DirectConnection, execute: Any, *given: Any) -> Any:
         if isinstance(given[0], str):
-            note(*given)
+            is_one_run = isinstance(given[1], list) and not any(isinstance(one, list | dict) for one in given[1])
+            note(given[0], tuple(given[1]) if is_one_run else given[1])  # SQLAlchemy would take a list for several runs
         else:
             note(given[1], None)
         return translated(self, execute, *given)

@@ -65,17 +65,6 @@ def _row_reader(columns: Sequence[sa.ColumnElement[Any]], description: Any, dial
     return mended
 
 
-def _given(compiled: CompiledStatement, parameters: Mapping[str, Any]) -> Any:
-    """Convert values to the driver's form."""
-    values = dict(compiled.constants)
-    for name, compute in compiled.computed:
-        values[name] = compute()
-    for name, value in parameters.items():
-        process = compiled.processors.get(name)
-        values[name] = value if process is None else process(value)
-    return values if compiled.places is None else tuple(map(values.__getitem__, compiled.places))
-
-
 class FetchedRows(list[Any]):
     """All rows of a statement, because an open cursor keeps locks.
 
@@ -87,8 +76,7 @@ class FetchedRows(list[Any]):
 
     rowcount = -1
 
-    def all(self) -> list[Any]:
-        return self
+    all = list[Any].copy
 
     def scalar(self) -> Any:
         """Return the first column of the first row, or None."""
@@ -137,11 +125,19 @@ class DirectConnection:
         """Run a statement, once or for each of several parameters; reuse the object, because it is compiled once."""
         if isinstance(parameters, Sequence):
             return self._execute_many(statement, parameters)
-        # Every function call here and below matters: it costs as much as the driver's work.
         compiled = compile_once(statement, self.dialect)
         given = parameters or {}
         text = compiled.text_with(given) if compiled.in_text else compiled.text
-        cursor = self._translated(self._connection.execute, text, _given(compiled, given))
+        values = compiled.constants.copy()  # as `compiled.values`; a call for each statement would cost too much
+        for compute, places in compiled.computed:
+            value = compute()
+            for place in places:
+                values[place] = value
+        for name, process, places in compiled.given:
+            value = given[name] if process is None else process(given[name])
+            for place in places:
+                values[place] = value
+        cursor = self._translated(self._connection.execute, text, values)
         found = FetchedRows()
         found.rowcount = cursor.rowcount
         if compiled.columns:
@@ -155,7 +151,7 @@ class DirectConnection:
     def _execute_many(self, statement: sa.Executable, parameters: Sequence[Mapping[str, Any]]) -> FetchedRows:
         keys = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
         compiled = compile_once(statement, self.dialect, keys)
-        given = list(map(partial(_given, compiled), parameters))
+        given = list(map(compiled.values, parameters))
         cursor = self._connection.cursor()
         self._translated(cursor.executemany, compiled.text, given)
         found = FetchedRows()
@@ -313,11 +309,11 @@ class PipelinedConnection(DirectConnection):
         """Compile a statement, and return it with its values, or with those of each run as a list."""
         if not isinstance(parameters, Sequence):
             compiled = compile_once(statement, self.dialect, None)
-            return compiled, (compiled.text_with(parameters), _given(compiled, parameters))
+            return compiled, (compiled.text_with(parameters), compiled.values(parameters))
         # An INSERT of many rows gets its columns from them.
         columns = tuple(parameters[0]) if isinstance(statement, sa.Insert) else None
         compiled = compile_once(statement, self.dialect, columns)
-        return compiled, (compiled.text, list(map(partial(_given, compiled), parameters)))
+        return compiled, (compiled.text, list(map(compiled.values, parameters)))
 
     def _found(self, compiled: CompiledStatement, cursor: Any) -> FetchedRows:
         found = FetchedRows()

@@ -178,7 +178,7 @@ class TableRow:
         lost a column.
         """
         with moments.holding(self._lock):
-            if not self.fresh_for:
+            if moments.monotonic() >= self._looked_at + LOOK_EVERY:
                 self._look()
             return self._context
 

@@ -99,7 +99,9 @@ class _ExclusiveClaim(GroupClaim):
             of = members[0].position if first[group_id] is None else first[group_id]
             self.claimed += [Claimed(row, until, is_first=row.position == of) for row in members]
         for until, together in by_end.items():
-            connection.execute(leave_out(context), self._out_values(together, until))
+            connection.execute(
+                leave_out(context), {"seqs": [row.seq for row in together], "until": until, **self._mine}
+            )
 
     def _revoke_lapsed(self, chosen: list[str]) -> list[str]:
         """Restart groups whose first message was not acked in time: those behind it must not overtake it.

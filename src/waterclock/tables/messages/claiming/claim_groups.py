@@ -52,13 +52,11 @@ class GroupClaim(ABC):
         self._connection = connection
         self._wanted = wanted
         self._me = wanted.consumer or UNASSIGNED
+        self._mine = {"by": wanted.claim_id, "who": wanted.consumer}
         self._now = 0
         self._after = context.reached.now()
         self._room: int | None = None  # room for unassigned groups; None: unlimited
-        self._free: tuple[int | None, Sequence[_Row] | None] = (
-            None,
-            None,
-        )  # a priority, and its groups that were locked
+        self._free: tuple[int | None, Sequence[_Row] | None] = (None, None)  # a priority, and its locked groups
         self._seen: set[tuple[str, str, int | None]] = set()
         self._starts: dict[str, int | None] = {}  # the first unclaimed seq of each chosen group
         # One for all, so that one statement can hand out groups whose messages were sent equally often.
@@ -107,19 +105,17 @@ class GroupClaim(ABC):
     def _take_levels(self, top: Look | None) -> None:
         if top is not None:
             self._free = (top.of_unassigned, top.free)
+        take = self._take_both if self._context.options.ungrouped == "free" else self._take_groups
         for level in levels(self._context, self._connection, self._me, top):
-            self._take(level)
-            if len(self.claimed) == self._wanted.limit:
+            take(level, self._left)
+            if not self._left:
                 break
 
-    def _take(self, level: Level) -> None:
-        if self._context.options.ungrouped != "free":
-            self._take_groups(level, self._wanted.limit - len(self.claimed))
-            return
+    def _take_both(self, level: Level, most: int) -> None:
         ungrouped_first = random.random() < 0.5  # noqa: PLR2004, S311  # a fair coin, no secret
         if ungrouped_first:
-            self._take_ungrouped(level, max(1, self._left // 2))
-        self._take_groups(level, self._left if ungrouped_first else max(1, self._left // 2))
+            self._take_ungrouped(level, max(1, most // 2))
+        self._take_groups(level, self._left if ungrouped_first else max(1, most // 2))
         self._take_ungrouped(level, self._left)
         self._take_groups(level, self._left)
 
@@ -148,8 +144,7 @@ class GroupClaim(ABC):
         length = wanted.lease_length.of
         claimed = [Claimed(row, self._now + length(row.epoch or 0, random.uniform(-1, 1))) for row in found]  # noqa: S311  # no secret
         if claimed:
-            mark = {"by": wanted.claim_id, "who": wanted.consumer}
-            values = [{"of": one.row.seq, "until": one.lease_until, **mark} for one in claimed]
+            values = [{"of": one.row.seq, "until": one.lease_until, **self._mine} for one in claimed]
             connection.execute(_leave_ungrouped(context), values)
         self.claimed += claimed
 
@@ -270,16 +265,9 @@ class GroupClaim(ABC):
 
     def _lease_end(self, members: list[_Row]) -> int:
         # The longest lease of those that go out together.
-        sent = 0
-        for row in members:
-            sent = max(sent, row.epoch or 0)
+        sent = max([row.epoch or 0 for row in members])
         lease_length = self._context.lease_length
         return self._now + (lease_length.of(sent, self._swing) if sent else lease_length.shortest)
-
-    def _out_values(self, members: Iterable[_Row], until: int) -> dict[str, Any]:
-        """Return the parameters of `leave_out`."""
-        seqs = list(map(_seq, members))
-        return {"seqs": seqs, "until": until, "by": self._wanted.claim_id, "who": self._wanted.consumer}
 
     def _due_prefix(self, members: list[_Row]) -> tuple[list[_Row], list[int]]:
         """Choose the messages that may be sent, and the exhausted ones that die."""
@@ -320,7 +308,6 @@ _EXPIRED_AT_MOST = 1000
 
 _NONE: list[_Row] = []
 _position = attrgetter("position")
-_seq = attrgetter("seq")
 
 
 @built_once(maxsize=2)
@@ -408,7 +395,7 @@ def _revoke_all(context: TableContext) -> sa.Update:
 
 @built_once(maxsize=256)
 def leave_out(context: TableContext) -> sa.Update:
-    """Assign messages to a consumer."""
+    """Assign the messages bound as ``seqs`` to a consumer."""
     rows = context.rows
     return (
         sa.update(rows)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock.database.driver_fast_path import execute_later
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.group_state import run_both, settle, these_groups
+from waterclock.tables.groups.group_state import settle, these_groups
 from waterclock.tables.messages.claiming.claim_groups import GroupClaim, count_of, leave_out
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 
@@ -42,13 +43,14 @@ class _SequencedClaim(GroupClaim):
             for row in members:
                 self.claimed.append(Claimed(row, until))
         for until, (names, messages) in by_end.items():
-            values = {**self._out_values(messages, until), "groups": sorted(names)}
-            run_both(context, connection, leave_out(context), _note_out(context), values)
+            values = {"groups": sorted(names), "seqs": [row.seq for row in messages], "until": until, **self._mine}
+            execute_later(connection, *[(statement, values) for statement in _leave_out_and_note(context)])
         if len(sent) < len(chosen):
             # The first message of the other groups was deleted by plain SQL, or is exhausted.
             settle(context, connection, set(chosen).difference(sent))
 
 
 @built_once(maxsize=256)
-def _note_out(context: TableContext) -> sa.Update:
-    return sa.update(groups).where(these_groups(context)).values(ready_at=sa.bindparam("until"))
+def _leave_out_and_note(context: TableContext) -> Sequence[sa.Update | sa.Delete]:
+    noted = sa.update(groups).where(these_groups(context)).values(ready_at=sa.bindparam("until"))
+    return context.sql.both(leave_out(context), noted)
