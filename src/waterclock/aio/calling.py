@@ -55,10 +55,7 @@ class Facade(Generic[_Sync]):
     ) -> _R:
         """Call a method with its object, in a thread; with ``connection=`` in the caller's transaction, in the loop.
 
-        Raises
-        ------
-        InvalidArgumentError
-            If ``connection`` is not one of SQLAlchemy's asynchronous ones.
+        Raises `InvalidArgumentError` if ``connection`` is not one of SQLAlchemy's asynchronous ones.
         """
         connection = kwargs.get("connection")
         if connection is None:

@@ -130,12 +130,8 @@ class CallThreads:
         """Run a function in a thread, and return its result.
 
         If the caller is cancelled, a call that has not begun is not made, unless ``is_owed``. One that has begun goes
-        on to its end, since a statement cannot be taken back, and ``undo`` gets its result.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the database was closed.
+        on to its end, since a statement cannot be taken back, and ``undo`` gets its result. Raises
+        `InvalidArgumentError` if the database was closed.
         """
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()

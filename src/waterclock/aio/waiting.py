@@ -62,15 +62,8 @@ class DatabaseWaits:
     async def until_due(self, watched: Watched, seconds: float = math.inf) -> bool:
         """Wait until a claim may find something; then claim, and `report`.
 
-        Returns
-        -------
-        bool
-            False if ``seconds`` were over first; then do not call `report`.
-
-        Raises
-        ------
-        InvalidArgumentError
-            If the database is closed.
+        Returns False if ``seconds`` were over first; then do not call `report`. Raises `InvalidArgumentError` if the
+        database is closed.
         """
         if self._process != os.getpid():  # the thread stayed in the process that forked this one
             self._begin()

@@ -265,14 +265,10 @@ class Backend:
         refuses a statement: a ConstraintError or a ForbiddenError if that is the reason. Raises `InvalidArgumentError`
         if the database cannot store a value.
 
-        Parameters
-        ----------
-        indexed
-            Whether its statements run very often, on tables that may grow fast: their plans then use indexes whatever
-            the database's statistics say. If that is faster, ``work`` gets a `DirectConnection`. It must not put
-            messages, for which each statement of a `DirectConnection` has to commit separately.
-        durable
-            As in `DirectConnectionPool.lend`, if ``work`` gets a `DirectConnection`.
+        ``indexed`` says whether its statements run very often, on tables that may grow fast: their plans then use
+        indexes whatever the database's statistics say. If that is faster, ``work`` gets a `DirectConnection`. It must
+        not put messages, for which each statement of a `DirectConnection` has to commit separately. ``durable`` is as
+        in `DirectConnectionPool.lend`, if ``work`` gets a `DirectConnection`.
         """
         if not self._has_catalogue:
             self._require_catalogue()
@@ -284,10 +280,7 @@ class Backend:
     def lend(self) -> Generator[sa.Connection]:
         """Yield a transaction that commits when the block ends, or rolls back on an error.
 
-        Raises
-        ------
-        WaterclockError
-            As in `transact`, if it cannot begin.
+        Raises `WaterclockError` as in `transact`, if it cannot begin.
         """
         with ExitStack() as stack:
             try:
@@ -299,15 +292,7 @@ class Backend:
     def alone(self, work: Callable[[SqlConnection], _T], *, durable: bool = True) -> _T:
         """Run ``work`` like `transact`, but each statement may commit separately: for a single statement.
 
-        Parameters
-        ----------
-        durable
-            As in `DirectConnectionPool.lend`.
-
-        Raises
-        ------
-        WaterclockError
-            As in `transact`.
+        Raises `WaterclockError` as in `transact`. ``durable`` is as in `DirectConnectionPool.lend`.
         """
         if not self._has_catalogue:
             self._require_catalogue()
@@ -384,12 +369,8 @@ class Backend:
     def snapshot(self, *, indexed: bool = False) -> Generator[sa.Connection]:
         """Open a read transaction in which every statement sees the same state; ``indexed`` as in `transact`.
 
-        Raises
-        ------
-        UnavailableError
-            If the database is busy or unavailable, or cannot be read.
-        RefusedError
-            As in `transact`.
+        Raises `UnavailableError` if the database is busy or unavailable, or cannot be read. Raises `RefusedError` as in
+        `transact`.
         """
         if not self._has_catalogue:
             self._require_catalogue()
@@ -404,10 +385,7 @@ class Backend:
     def look(self, work: Callable[[SqlConnection], _T]) -> _T:
         """Run read-only ``work`` in few round trips; its statements may see different states.
 
-        Raises
-        ------
-        WaterclockError
-            As in `snapshot`.
+        Raises `WaterclockError` as in `snapshot`.
         """
         if not self.dialect.commits_each:
             with self.snapshot() as connection:
@@ -475,10 +453,7 @@ class Backend:
     def translated(self, doing: str) -> Generator[None]:
         """Convert drivers' errors in the block to our own: for our statements outside our own transactions.
 
-        Parameters
-        ----------
-        doing
-            The operation, for the error, for example "listen to".
+        ``doing`` is the operation, for the error, for example "listen to".
         """
         driver_error = self.engine.dialect.loaded_dbapi.Error
         try:

@@ -131,10 +131,7 @@ def returned(connection: Any) -> None:
 def watch_pool(engine: sa.Engine, seconds: float) -> None:
     """Set deadlines for the connections of an engine's pool, also while they are opened and pinged.
 
-    Parameters
-    ----------
-    seconds
-        For opening a connection, `_OPENING` at most. Statements have the engine's `ANSWERS_WITHIN`.
+    Opening a connection may take ``seconds``, but `_OPENING` at most. Statements have the engine's `ANSWERS_WITHIN`.
     """
     opening = min(_OPENING, seconds)
     for name in ("connect", "checkout"):

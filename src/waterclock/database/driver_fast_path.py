@@ -205,10 +205,7 @@ class PipelinedConnection(DirectConnection):
     silence (`LONGEST_SILENCE`) from its answer to a Sync until the next message. A Flush, which has no answer, would
     stop that measurement for good.
 
-    Parameters
-    ----------
-    frame
-        The frame of the transaction, which supports pipelines.
+    The transaction's ``frame`` must support pipelines.
     """
 
     def __init__(self, connection: Any, dialect: sa.Dialect, frame: Frame) -> None:
@@ -356,10 +353,7 @@ def execute_all(connection: SqlConnection, asked: Sequence[Asked], *, commit: bo
 
     Each sees the effects of those before it, and commits of others.
 
-    Parameters
-    ----------
-    commit
-        Whether they are the last of a transaction, which may be committed with them.
+    ``commit`` says whether they are the last of a transaction, which may be committed with them.
     """
     if isinstance(connection, PipelinedConnection):
         return connection.execute_all(asked, commit=commit)

@@ -26,14 +26,8 @@ from waterclock.errors import (
 def failure(error: Exception, dialect: EngineDialect, name: str, said: str, unavailable: str) -> WaterclockError:
     """Return our error for a driver's error that SQLAlchemy has wrapped, or for one of SQLAlchemy's own.
 
-    Parameters
-    ----------
-    name
-        Name of the database, without secrets.
-    said
-        The driver's text, without secrets.
-    unavailable
-        The beginning of the text if the database is unavailable.
+    ``name`` is the name of the database, without secrets. ``said`` is the driver's text, without secrets.
+    ``unavailable`` is the beginning of the text if the database is unavailable.
     """
     limit = dialect.too_large(error) if isinstance(error, exc.DBAPIError) else None
     if limit is not None:

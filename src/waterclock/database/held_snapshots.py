@@ -45,10 +45,7 @@ def held_snapshots(backend: Backend, longest: int | None = None) -> list[HeldSna
 
     Raises `ForbiddenError` if the server does not show them to this user.
 
-    Parameters
-    ----------
-    longest
-        Seconds; None: `LONG`.
+    ``longest`` is in seconds; None: `LONG`.
     """
     question = backend.dialect.long_transactions
     if question is None:

@@ -79,12 +79,7 @@ def _upgrade_alone(connection: sa.Connection) -> None:
 def migration_sql(dialect: str, version: str | None) -> str:
     """Return the statements that migrate a catalogue to `HEAD`, or create it.
 
-    Parameters
-    ----------
-    dialect
-        ``"sqlite"``, ``"postgresql"`` or ``"mariadb"``.
-    version
-        The catalogue's; None: none exists.
+    ``dialect`` is ``"sqlite"``, ``"postgresql"`` or ``"mariadb"``. ``version`` is the catalogue's; None if it has none.
     """
     text = StringIO()
     config = _config()

@@ -19,14 +19,8 @@ def wrapped(
 ) -> exc.DBAPIError:
     """Return a driver's error as SQLAlchemy would raise it.
 
-    Parameters
-    ----------
-    statement
-        The statement; None if the connection was being opened.
-    parameters
-        Its values in the driver's form.
-    broken
-        Whether the connection broke.
+    ``statement`` is None if the connection was being opened. ``parameters`` are its values in the driver's form.
+    ``broken`` says whether the connection broke.
     """
     made = exc.DBAPIError.instance(
         statement,

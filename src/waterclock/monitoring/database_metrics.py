@@ -27,12 +27,8 @@ _log = logging.getLogger(__name__)
 class DatabaseMetrics(Collector):
     """Collects the metrics of a database when Prometheus asks. Answers also while the database is unavailable.
 
-    Parameters
-    ----------
-    open_database
-        Returns the database; called until it succeeds.
-    limit
-        How many tables, and topics, and subscriptions, have a label of their own.
+    ``open_database`` returns the database, and is called until it succeeds. ``limit`` is how many tables, and topics,
+    and subscriptions, have a label of their own.
     """
 
     def __init__(self, open_database: Callable[[], Database], limit: int = LABELS) -> None:

@@ -32,18 +32,9 @@ _log = logging.getLogger(__name__)
 class ProcessReport:
     """Writes the reports of one process. An error is logged once, and the process goes on.
 
-    Parameters
-    ----------
-    backend
-        The database of the topic.
-    kind, name
-        The work of the process, and the name under which a later start replaces it.
-    topic_id
-        The topic that it reads; 0: none.
-    fixed
-        Facts that do not change.
-    counts
-        The fact that counts messages since the start, for the rate.
+    ``kind`` and ``name`` are the work of the process, and the name under which a later start replaces it. ``topic_id``
+    is the topic that it reads; 0 if it reads none. ``fixed`` are facts that do not change. ``counts`` is the fact that
+    counts messages since the start, for the rate.
     """
 
     def __init__(

@@ -42,21 +42,9 @@ Reasons = Callable[[], Sequence[str]]
 def serving(address: str, name: str, registry: CollectorRegistry, reasons: Reasons) -> Generator[str]:
     """Answer ``/metrics``, ``/livez`` and ``/readyz`` until the block ends; yield the address, with the actual port.
 
-    Parameters
-    ----------
-    address
-        HOST:PORT; port 0 for any free one.
-    name
-        The option that names it, for errors.
-    reasons
-        Asked by ``/readyz``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If the address is invalid.
-    UnavailableError
-        If it cannot listen there.
+    Raises `InvalidArgumentError` if the address is invalid. Raises `UnavailableError` if it cannot listen there.
+    ``address`` is HOST:PORT; port 0 for any free one. ``name`` is the option that names the address, for errors.
+    ``reasons`` is asked by ``/readyz``.
     """
     host, port = _parsed(address, name)
     try:

@@ -19,14 +19,8 @@ _log = logging.getLogger(__name__)
 class SharedCollection(Generic[_T]):
     """Runs a function in one thread at a time; all concurrent callers get the same result. Thread-safe.
 
-    Parameters
-    ----------
-    what
-        Name of the result, for errors.
-    collect
-        The function.
-    patience
-        Seconds for which a caller waits. The thread may take longer; no second one is started meanwhile.
+    ``what`` is the name of the result, for errors. A caller waits for ``patience`` seconds. The thread may take longer;
+    no second one is started meanwhile.
     """
 
     def __init__(self, what: str, collect: Callable[[], _T], patience: float) -> None:

@@ -16,18 +16,8 @@ _CODE = re.compile(rb'\tErrorResponse\t.*? C "([0-9A-Z]{5})"')
 def state_of_refusal(error: Any) -> str | None:
     """Try to connect once more, and read the SQLSTATE of the answer from the wire.
 
-    The answer's text is in the server's language, and the driver keeps nothing else of it.
-
-    Parameters
-    ----------
-    error
-        The driver's error of a connection that could not be opened.
-
-    Returns
-    -------
-    str | None
-        None if the server did not check the password, or answers differently now, or if the driver or the system cannot
-        trace.
+    The answer's text is in the server's language, and the driver keeps nothing else of it. Returns None if the server
+    did not check the password, or answers differently now, or if the driver or the system cannot trace.
     """
     failed = getattr(error, "pgconn", None)
     if failed is None or not (failed.used_password or failed.needs_password):

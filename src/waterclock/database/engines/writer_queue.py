@@ -36,13 +36,7 @@ _LOOK_EVERY = 0.01
 
 
 class WriterQueue:
-    """The turns of the writers of one database file.
-
-    Parameters
-    ----------
-    file
-        The database file.
-    """
+    """The turns of the writers of one database file."""
 
     def __init__(self, file: Path) -> None:
         self._path = file.with_name(f"{file.name}-turn")
@@ -66,10 +60,7 @@ class WriterQueue:
 
         Yields the deadline of the block, in seconds of `moments.monotonic`.
 
-        Parameters
-        ----------
-        with_others
-            Whether another process is known to write: then the file of turns is created if missing.
+        ``with_others`` says whether another process is known to write: then the file of turns is created if missing.
         """
         give_up_at = moments.monotonic() + min(seconds, LONGEST_WAIT)
         is_first = self._come_first(give_up_at)

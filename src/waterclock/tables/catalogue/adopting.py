@@ -56,14 +56,9 @@ def adopt(
 ) -> None:
     """Turn the SQL table of this name into a message table by adding the missing columns.
 
-    Raises
-    ------
-    NotFoundError
-        If no SQL table has this name.
-    AlreadyExistsError
-        If it is already a message table and ``exist_ok`` is False.
-    SchemaError
-        If a column of *Vitess Messaging* is missing or has another type; the error says what to run.
+    Raises `NotFoundError` if no SQL table has this name. Raises `AlreadyExistsError` if it is already a message table
+    and ``exist_ok`` is False. Raises `SchemaError` if a column of *Vitess Messaging* is missing or has another type;
+    the error says what to run.
     """
     check_table_name(name)
     if options.purge_by != "rows":

@@ -26,20 +26,13 @@ class CallerConnections:
         """Yield the caller's connection as a SQLAlchemy connection.
 
         Changes count when the caller commits. On an autocommit connection, the block is a transaction of its own.
+        Raises `InvalidArgumentError` for other objects, for a connection to another kind of database, and in psycopg's
+        pipeline mode. Raises `WaterclockError` if one of our statements fails; the driver's error is its cause. The
+        database decides how that affects the caller's transaction.
 
-        Parameters
-        ----------
-        connection
-            A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the driver that the
-            database's URL names. For an asynchronous SQLAlchemy connection, the one that ``run_sync`` passes.
-
-        Raises
-        ------
-        InvalidArgumentError
-            For other objects, for a connection to another kind of database, and in psycopg's pipeline mode.
-        WaterclockError
-            If one of our statements fails; the driver's error is its cause. The database decides how that affects the
-            caller's transaction.
+        ``connection`` is a SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the
+        driver that the database's URL names. For an asynchronous SQLAlchemy connection, it is the one that ``run_sync``
+        passes.
         """
         with self._backend.translated("use the caller's connection to"), self._lend(connection) as lent:
             yield lent

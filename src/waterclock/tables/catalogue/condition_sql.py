@@ -32,16 +32,8 @@ _INTEGERS = range(-(2**63), 2**63)
 class Binder:
     """Translates a condition tree into an expression.
 
-    Parameters
-    ----------
-    name, text
-        The argument's name and its text, for errors.
-    columns
-        The columns that may be used.
-    parameters
-        Values by name.
-    like
-        The database's form of LIKE.
+    ``name`` and ``text`` are the argument's name and its text, for errors. ``columns`` are those that may be used.
+    ``parameters`` are values by name. ``like`` is the database's form of LIKE.
     """
 
     def __init__(

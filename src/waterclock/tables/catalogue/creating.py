@@ -37,14 +37,9 @@ def create(
 ) -> None:
     """Create a message table.
 
-    Raises
-    ------
-    AlreadyExistsError
-        If the table exists and ``exist_ok`` is False, or if another SQL table has the name.
-    InvalidArgumentError
-        For an invalid name or column.
-    SchemaError
-        If the dead-letter table exists and does not fit.
+    Raises `AlreadyExistsError` if the table exists and ``exist_ok`` is False, or if another SQL table has the name.
+    Raises `InvalidArgumentError` for an invalid name or column. Raises `SchemaError` if the dead-letter table exists
+    and does not fit.
     """
     check_table_name(name)
     extra = user_columns(columns)

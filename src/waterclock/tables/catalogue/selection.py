@@ -126,13 +126,7 @@ def _written(text: str) -> set[str]:
 def bind_condition(
     context: TableContext, where: str, condition: Condition, parameters: Mapping[str, object]
 ) -> sa.ColumnElement[bool]:
-    """Bind a condition to the columns that conditions may use.
-
-    Parameters
-    ----------
-    where
-        Its text, for errors.
-    """
+    """Bind a condition to the columns that conditions may use. ``where`` is its text, for errors."""
     binder = Binder("where", where, _columns(context), parameters, context.sql.like)
     bound = binder.condition(condition)
     check_parameters(parameters, binder.used)

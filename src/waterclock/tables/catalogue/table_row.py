@@ -53,12 +53,8 @@ _FACTS = sa.select(message_tables.c.table_id, message_tables.c.revision).where(
 def load(backend: Backend, name: str) -> TableContext:
     """Read a message table's row and its columns.
 
-    Raises
-    ------
-    NotFoundError
-        If missing.
-    SchemaError
-        If its SQL table is missing or lacks a column, or its options are incomplete.
+    Raises `NotFoundError` if missing. Raises `SchemaError` if its SQL table is missing or lacks a column, or its
+    options are incomplete.
     """
     with backend.snapshot() as connection:
         found = find(backend, connection, name)
@@ -122,10 +118,7 @@ def forget(connection: sa.Connection, table_id: int, name: str) -> None:
 def explaining(context: TableContext) -> Generator[None]:
     """Raise an error about the table if a statement fails because of it.
 
-    Raises
-    ------
-    NotFoundError, SchemaError
-        As in `load`.
+    Raises `NotFoundError` or `SchemaError` as in `load`.
     """
     try:
         yield
@@ -156,10 +149,7 @@ class TableRow:
     def known_for(self, unchanged_since: float) -> float:
         """Return for how many seconds the row stays valid if no change is reported.
 
-        Parameters
-        ----------
-        unchanged_since
-            As in `Changes.row_unchanged_since`.
+        ``unchanged_since`` is as in `Changes.row_unchanged_since`.
         """
         if unchanged_since > self._read_at:
             return self.fresh_for

@@ -32,13 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConsumerPurge:
-    """The purges by one consumer.
-
-    Parameters
-    ----------
-    idle
-        The consumers of its process that wait for the same messages.
-    """
+    """The purges by one consumer. ``idle`` are the consumers of its process that wait for the same messages."""
 
     def __init__(self, consumer: str | None, idle: IdleConsumers) -> None:
         self._consumer = consumer

@@ -33,10 +33,8 @@ def replace_first_for_consumer(dropped: Iterable[Delivery], waiting: Iterable[De
 def discard(waiting: Iterable[Delivery], *, extended: bool) -> None:
     """Mark deliveries as lost whose messages were acked, redelivered, rescheduled or removed since they were claimed.
 
-    Parameters
-    ----------
-    extended
-        Whether heartbeats may be extending their leases; a lease that ends later than recorded is then still ours.
+    ``extended`` says whether heartbeats may be extending their leases; a lease that ends later than recorded is then
+    still ours.
     """
     known = {delivery: delivery.lease_until for delivery in waiting}
     if not known:

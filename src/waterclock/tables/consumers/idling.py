@@ -73,10 +73,7 @@ class IdleConsumers:
     def pass_on(self, one: Sleeper, to: Sleeper | None = None) -> None:
         """Pass the lead to another consumer if this one leads, because it is busy or closed.
 
-        Parameters
-        ----------
-        to
-            The next leader, if it still sleeps.
+        ``to`` is the next leader, if it still sleeps.
         """
         with self._lock:
             self._forget(one)
@@ -104,10 +101,7 @@ class IdleConsumers:
     def to_look_for(self, *, changed: bool) -> Collection[str]:
         """Return the names of the sleepers whose next claim the leader has to look up.
 
-        Parameters
-        ----------
-        changed
-            Whether something has changed; if not, the leader checks once every `LOOK_EVERY`.
+        ``changed`` says whether something has changed; if not, the leader checks once every `LOOK_EVERY`.
         """
         now = moments.monotonic()
         with self._lock:

@@ -176,14 +176,8 @@ def _one_of(choices: Any) -> Callable[[Any, str], Any]:
 def _option(default: object, check: Any, *, none: bool = False) -> Any:
     """Return a field of `TableOptions`.
 
-    Parameters
-    ----------
-    default
-        The default, as a user would write it.
-    check
-        Takes a value and the option's name, and returns the value in the table's form; or a Literal type.
-    none
-        Whether a user may write None.
+    ``default`` is written as by a user. ``check`` takes a value and the option's name, and returns the value in the
+    table's form; or a Literal type. ``none`` says whether a user may write None.
     """
     known = _one_of(check) if get_args(check) else check
     checked = (lambda value, name: None if value is None else known(value, name)) if none else known

@@ -421,10 +421,7 @@ def ack_marks(rows: sa.Table, *, by_claim: bool) -> tuple[_Assignment, ...]:
 
     In this order, because MariaDB assigns from left to right.
 
-    Parameters
-    ----------
-    by_claim
-        Whether a delivery of the claim acks it; otherwise it is acked by id.
+    ``by_claim`` says whether a delivery of the claim acks it; otherwise it is acked by id.
     """
     by: sa.ColumnElement[Any] = rows.c.claim_id if by_claim else sa.null()
     return (rows.c.acked_by, by), (rows.c.claim_id, None)

@@ -53,12 +53,8 @@ class MessageColumns:
 def state_of(columns: MessageColumns, now: int, *, blocked: bool = False, most: int | None = None) -> MessageState:
     """Return the state of a message at ``now``, ns.
 
-    Parameters
-    ----------
-    blocked
-        Whether a message before it in its group must be acked first.
-    most
-        How often it is sent before it blocks its group; None: unlimited, or it is ungrouped.
+    ``blocked`` says whether a message before it in its group must be acked first. ``most`` is how often it is sent
+    before it blocks its group; None: unlimited, or it is ungrouped.
     """
     later = columns.time_next > now
     judged: list[tuple[bool, MessageState]] = [

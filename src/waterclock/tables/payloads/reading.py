@@ -41,12 +41,8 @@ def read_payload(kind: Any, payload: Any) -> Any:
 
     Raises `MisfitError` if it does not fit; the error says where, and why.
 
-    Parameters
-    ----------
-    kind
-        A dataclass, a TypedDict, a Pydantic model, `Batch`, or one of their parts.
-    payload
-        The message's payload. Text and bytes are parsed as JSON, unless the type itself is str or bytes.
+    ``kind`` is a dataclass, a TypedDict, a Pydantic model, `Batch`, or one of their parts. ``payload`` is the message's
+    payload. Text and bytes are parsed as JSON, unless the type itself is str or bytes.
     """
     try:
         return _read_payload(kind, payload)

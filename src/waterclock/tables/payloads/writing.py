@@ -30,10 +30,7 @@ def write_payload(value: Any, payload: str) -> Any:
 
     Raises `InvalidArgumentError` if an object would come back different; the error names the part.
 
-    Parameters
-    ----------
-    payload
-        The table's payload type: ``"bytes"``, ``"text"`` or ``"json"``.
+    ``payload`` is the table's payload type: ``"bytes"``, ``"text"`` or ``"json"``.
     """
     if is_batch(type(value)):
         return value.to_bytes()

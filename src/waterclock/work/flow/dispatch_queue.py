@@ -132,13 +132,7 @@ def _place(one: Handling) -> tuple[int, str | None]:
 
 
 class DispatchQueue:
-    """All lanes of a worker, and its slots. Thread-safe.
-
-    Parameters
-    ----------
-    slots
-        How many messages are handled at a time.
-    """
+    """All lanes of a worker, and its slots. Thread-safe. ``slots`` is how many messages it handles at a time."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -198,10 +192,7 @@ class DispatchQueue:
 
         Callers get room in the order of their calls, so that one table does not starve others.
 
-        Parameters
-        ----------
-        ahead
-            Whether messages may be claimed before a slot is free for them.
+        ``ahead`` says whether messages may be claimed before a slot is free for them.
         """
         me = object()
         with self._lock:
@@ -234,15 +225,8 @@ class DispatchQueue:
     def add(self, fetcher: MessageOrigin, handlings: Sequence[Handling], reserved: int, begun: int) -> list[Handling]:
         """Add claimed messages, and release the reserved room.
 
-        Parameters
-        ----------
-        begun
-            When the claim began, monotonic ns.
-
-        Returns
-        -------
-        list
-            Messages to give back: the worker stops, or an earlier message of their group goes back.
+        Returns messages to give back: the worker stops, or an earlier message of their group goes back. ``begun`` is
+        when the claim began, monotonic ns.
         """
         now = moments.monotonic_ns()
         with self._lock:

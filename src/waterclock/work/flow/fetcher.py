@@ -42,10 +42,7 @@ _log = logging.getLogger(__name__)
 class Fetcher:
     """Feeds one table's messages into the dispatch queue of a worker.
 
-    Parameters
-    ----------
-    here
-        Whether this process handles the messages, so that a handler that kills it affects all of them.
+    ``here`` says whether this process handles the messages, so that a handler that kills it affects all of them.
     """
 
     def __init__(

@@ -56,10 +56,7 @@ def sources_of(table: AnyTable, handler: Any, shard: str | None, key_range: str 
 def tables_of(table: Any, handler: Any) -> list[tuple[AnyTable, Any]]:
     """Validate a worker's arguments, and return each table with its handler.
 
-    Raises
-    ------
-    InvalidArgumentError
-        For an object that is not a message table, and for a table without a handler.
+    Raises `InvalidArgumentError` for an object that is not a message table, and for a table without a handler.
     """
     given = dict(table) if isinstance(table, Mapping) else {table: handler}
     if isinstance(table, Mapping) and handler is not None:

@@ -27,14 +27,8 @@ _SECOND = 1_000_000_000
 class Caller:
     """Calls handlers, and passes their outcomes to the outcome writer of each message's table.
 
-    Parameters
-    ----------
-    around
-        A context manager, given each delivery, in which its handler is called.
-    timeout
-        How long a handler may take, ns; None: unlimited.
-    ended
-        Called after each handler that has ended.
+    ``around`` is a context manager, given each delivery, in which its handler is called. ``timeout`` is how long a
+    handler may take, ns; None: unlimited. ``ended`` is called after each handler that has ended.
     """
 
     def __init__(

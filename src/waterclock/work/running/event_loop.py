@@ -23,14 +23,8 @@ _log = logging.getLogger(__name__)
 class EventLoop:
     """A loop that runs until it is closed, with the context managers entered in it.
 
-    Parameters
-    ----------
-    queue
-        The queue from which it takes messages once started.
-    handle
-        Handles one message.
-    loop
-        The application's own loop, which runs in another thread and goes on after this is closed; None: a new one.
+    ``queue`` is the queue from which it takes messages once started. ``loop`` is the application's own loop, which runs
+    in another thread and goes on after this is closed; None: a new one.
     """
 
     def __init__(

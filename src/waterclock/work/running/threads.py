@@ -14,10 +14,7 @@ class HandlerThreads:
 
     They end with the process even if a handler never returns, so they cannot keep the process alive.
 
-    Parameters
-    ----------
-    handle
-        Handles one message; returns whether the thread keeps its slot.
+    ``handle`` handles one message, and returns whether the thread keeps its slot.
     """
 
     def __init__(self, queue: DispatchQueue, slots: int, handle: Callable[[Handling], bool]) -> None:

@@ -112,10 +112,7 @@ def next_beat_after(lease: int, left: int) -> int:
 class Heartbeat:
     """Keep alive all consumers and deliveries of a process in one database. Thread-safe.
 
-    Parameters
-    ----------
-    beats
-        Whether it has a thread of its own; otherwise call `beat`.
+    ``beats`` says whether it has a thread of its own; otherwise call `beat`.
     """
 
     def __init__(self, *, beats: bool = True) -> None:

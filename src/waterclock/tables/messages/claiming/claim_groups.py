@@ -83,12 +83,7 @@ class GroupClaim(ABC):
     def take_all(self, top: Look, *, is_known: bool) -> None:
         """Claim due messages while there is room; note how far new messages were examined.
 
-        Parameters
-        ----------
-        top
-            The state before new messages were routed.
-        is_known
-            Whether that has not changed since.
+        ``top`` is the state before new messages were routed. ``is_known`` says whether that has not changed since.
         """
         context, connection = self._context, self._connection
         self._take_levels(top if is_known else None)

@@ -67,10 +67,7 @@ def claim_keyed(
 
     Returns the claimed messages, and the keys that the next transaction need not examine; None if all were examined.
 
-    Parameters
-    ----------
-    examined
-        What earlier transactions of the claim have examined.
+    ``examined`` is what earlier transactions of the claim have examined.
     """
     claim = _KeyedClaim(context, connection, wanted, examined or Examined(frozenset(), LOWEST_LEVEL))
     more = claim.take()

@@ -200,12 +200,7 @@ def next_due(
 
     The former is None if nothing waits, and the current time if something may be due already.
 
-    Parameters
-    ----------
-    where
-        A selection, as in a claim; None: all.
-    consumer, max_groups
-        The consumer; it matters in a table with groups.
+    ``where`` is a selection, as in a claim; None: all. ``consumer`` and ``max_groups`` matter in a table with groups.
     """
     now = context.backend.now_sql()
     if where is not None:

@@ -54,12 +54,8 @@ def look(
 ) -> Look:
     """Look at everything in one round trip.
 
-    Parameters
-    ----------
-    after
-        Look for new messages from this seq on; None: from the first.
-    count
-        How many groups to lock, if nothing is unrouted and it saves a round trip; None: none.
+    It looks for new messages from the seq ``after`` on; None: from the first. ``count`` is how many groups to lock, if
+    nothing is unrouted and it saves a round trip; None: none.
     """
     values: dict[str, Any] = {"below": below, "me": me, "unassigned": UNASSIGNED}
     search = context.reached.routed.begin() if after is None and context.sql.is_bounded else None
@@ -81,10 +77,7 @@ def look(
 def levels(context: TableContext, connection: SqlConnection, me: str, top: Look | None = None) -> Iterator[Level]:
     """Yield the priorities from the top: usually there is one, and a caller that has enough stops.
 
-    Parameters
-    ----------
-    top
-        The look at the highest one.
+    ``top`` is the look at the highest one.
     """
     below = ABOVE_EVERY_PRIORITY
     while True:
@@ -211,11 +204,8 @@ def looking(
 ) -> sa.Select[*tuple[Any, ...]]:
     """Return the statement of `look`.
 
-    Parameters
-    ----------
-    firsts
-        The first due groups of each known priority, unassigned and the consumer's own: levels are searched from the
-        bounds on, and the statement returns what these need to advance.
+    ``firsts`` are the first due groups of each known priority, unassigned and the consumer's own: levels are searched
+    from the bounds on, and the statement returns what these need to advance.
     """
 
     def greatest(who: str) -> sa.ScalarSelect[Any]:

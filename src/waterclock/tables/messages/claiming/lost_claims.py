@@ -77,10 +77,7 @@ def trying(
 ) -> Callable[[SqlConnection], _T | TakenBefore]:
     """Wrap a claim to look first for messages that an earlier try or claim took.
 
-    Parameters
-    ----------
-    claimed
-        The known messages of earlier transactions of the claim.
+    ``claimed`` are the known messages of earlier transactions of the claim.
     """
     tries = count()
     unanswered = wanted.unanswered or Unanswered(wanted.claim_id)

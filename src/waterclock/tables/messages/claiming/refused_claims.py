@@ -73,10 +73,7 @@ def excluding(context: TableContext, where: sa.ColumnElement[bool] | None) -> sa
 def claim_past(context: TableContext, wanted: Wanted, error: WaterclockError, claim: _Claim) -> list[Claimed]:
     """Claim again after the database refused with ``error``, skipping the messages that it refuses.
 
-    Raises
-    ------
-    RefusedError, InvalidArgumentError
-        If no later message can be claimed either.
+    Raises `RefusedError` or `InvalidArgumentError` if no later message can be claimed either.
     """
     if isinstance(error, ForbiddenError):  # a missing privilege affects all messages
         raise error
@@ -94,10 +91,7 @@ def claim_past(context: TableContext, wanted: Wanted, error: WaterclockError, cl
 def claim_refused_again(context: TableContext, wanted: Wanted, claim: _Claim) -> list[Claimed]:
     """Retry some messages that were skipped for long enough, once and in at most a tenth of the time.
 
-    Parameters
-    ----------
-    wanted
-        Its selection does not exclude skipped messages.
+    The selection of ``wanted`` does not exclude skipped messages.
     """
     passed = context.refused_seqs
     some = passed.due(wanted.limit) if context.probing.may_begin() else []

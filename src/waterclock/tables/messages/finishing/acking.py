@@ -61,11 +61,8 @@ _CLAIMS_AT_ONCE = 500
 def run(context: TableContext, work: Callable[[SqlConnection], _T], *, several: bool = False) -> _T:
     """Run a function of this file in our own transaction.
 
-    Parameters
-    ----------
-    several
-        Whether it has several statements even without groups. Otherwise, statements after the first only read, so each
-        may commit separately.
+    ``several`` says whether it has several statements even without groups. Otherwise, statements after the first only
+    read, so each may commit separately.
     """
     whole = several or context.options.groups
     return context.backend.transact(work, indexed=True) if whole else context.backend.alone(work)
@@ -153,12 +150,8 @@ def ack_leased(context: TableContext, connection: SqlConnection, leased: Iterabl
 def check_sight(context: TableContext, connection: SqlConnection, lost: Collection[Leased]) -> None:
     """Check that leases which seem lost in a caller's transaction are really lost.
 
-    Raises
-    ------
-    UnavailableError
-        If the transaction began before the messages were claimed or put.
-    sqlalchemy.exc.DBAPIError
-        If the database itself reports that.
+    Raises `UnavailableError` if the transaction began before the messages were claimed or put. Raises
+    `sqlalchemy.exc.DBAPIError` if the database itself reports that.
     """
     if not lost or not context.backend.dialect.keeps_to_a_snapshot(connection):
         return
@@ -235,10 +228,7 @@ def leave_behind(
 ) -> set[Leased]:
     """Return a leaving consumer's messages to the table; messages that it has begun to handle back off.
 
-    Returns
-    -------
-    set
-        Messages that another transaction has locked, which stay.
+    Returns messages that another transaction has locked, which stay.
     """
     ours, kept = lock_free(context, connection, [*unstarted, *started])
     still = set(ours)

@@ -130,10 +130,7 @@ def bury_leased(
 ) -> bool:
     """Move a leased message to the dead-letter table; return False if the lease was lost.
 
-    Parameters
-    ----------
-    failure
-        The failed attempt that made it a dead letter, if there was one.
+    ``failure`` is the failed attempt that made it a dead letter, if there was one.
     """
     dead_letter_table(context)
     if not all(still_leased(context, connection, [leased])):

@@ -71,10 +71,7 @@ def expire_claimed(context: TableContext, connection: SqlConnection, seqs: Seque
 def expire_unstarted(context: TableContext, connection: SqlConnection, leased: Sequence[Leased]) -> list[Leased]:
     """Remove messages that expired while they waited unstarted with a consumer.
 
-    Returns
-    -------
-    list
-        Messages that another transaction has locked, perhaps one that the consumer's own caller ends later.
+    Returns messages that another transaction has locked, perhaps one that the consumer's own caller ends later.
     """
     ours, kept = lock_free(context, connection, leased)
     if ours:
@@ -102,10 +99,7 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
     Messages locked elsewhere are left to the next call, and so are all if their dead-letter table is missing. Messages
     that the database refuses to remove stay, and are reported as in `purge_some`.
 
-    Parameters
-    ----------
-    pieces
-        How many times `AT_ONCE` messages to examine; None: all.
+    ``pieces`` is how many times `AT_ONCE` messages to examine; None: all.
     """
     removed, refused = 0, None
     after = {"after": MIN_NS, "seq": 0}

@@ -74,15 +74,8 @@ class Peeked:
 def peek(context: TableContext, connection: sa.Connection, limit: int, group: str | None) -> list[Peeked]:
     """Return up to ``limit`` unleased messages of the connection's snapshot.
 
-    Parameters
-    ----------
-    group
-        Only this group, ``""`` for messages without one; None: all.
-
-    Raises
-    ------
-    InvalidArgumentError
-        For a group of a table without groups.
+    Raises `InvalidArgumentError` for a group of a table without groups. ``group`` is ``""`` for messages without one,
+    and None for all.
     """
     if group is not None and context.options.groups is None:
         raise InvalidArgumentError(

@@ -135,10 +135,7 @@ def find_messages(
 
     Raises `InvalidArgumentError` if the condition is invalid.
 
-    Parameters
-    ----------
-    window
-        The messages to search, if they have been read already; searches by id or group ignore it.
+    ``window`` holds the messages to search, if they have been read already; searches by id or group ignore it.
     """
     rows = context.rows
     now = context.backend.now(connection)

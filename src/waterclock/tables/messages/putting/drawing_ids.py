@@ -18,12 +18,7 @@ def draw_id(where: KeyRange | None, taken: Container[int]) -> int:
 
     The caller must check for collisions: within 2 ms the chance is one in two million.
 
-    Parameters
-    ----------
-    where
-        The key range to which the id must map; None: any.
-    taken
-        Ids that must not be drawn.
+    ``where`` is the key range to which the id must map; None: any. ``taken`` are ids that must not be drawn.
     """
     while True:
         drawn = (time.time_ns() >> RANDOM_BITS << RANDOM_BITS) | secrets.randbits(RANDOM_BITS)

@@ -227,17 +227,10 @@ def list_schedules(context: TableContext) -> list[Schedule]:
 def tick(context: TableContext, *, pieces: int | None = None) -> int:
     """Put the due messages of the table's schedules; return how many.
 
-    A schedule whose message cannot be put does not stop others. It is retried a minute later.
+    A schedule whose message cannot be put does not stop others. It is retried a minute later. Raises `RefusedError` if
+    one cannot put its message, once all others are done.
 
-    Parameters
-    ----------
-    pieces
-        Maximum number of transactions; None: as many as needed.
-
-    Raises
-    ------
-    RefusedError
-        If one cannot put its message, once all others are done.
+    ``pieces`` is the maximum number of transactions; None: as many as needed.
     """
     put = done = 0
     refused: dict[str, WaterclockError] = {}

@@ -66,10 +66,7 @@ def prepare_keys(context: TableContext, keys: Sequence[UniqueKey | None]) -> Non
 def put_keyed(context: TableContext, connection: SqlConnection, prepared: PreparedRows, *, locks: bool) -> PutIds:
     """Put messages, except those whose keys are taken; return the ids of the messages that stand for them.
 
-    Parameters
-    ----------
-    locks
-        Whether those stay locked until the transaction ends.
+    ``locks`` says whether those stay locked until the transaction ends.
     """
     names = _names(prepared.keys)
     held = _lock(context, connection, names)

@@ -19,12 +19,8 @@ def acked_rows(
 ) -> Sequence[sa.Row[tuple[Any, ...]]]:
     """Return messages acked at or before a time, in the order of their acks; no expired ones.
 
-    Parameters
-    ----------
-    before
-        ns.
-    after
-        The ``time_acked`` and the ``seq`` of the last row that was read; None: start at the first.
+    ``before`` is in ns. ``after`` is the ``time_acked`` and the ``seq`` of the last row that was read; None: start at
+    the first.
     """
     rows = context.rows
     handled = sa.func.coalesce(rows.c.acked_by, -1) != EXPIRED

@@ -27,12 +27,8 @@ _CHUNK = 1000  # rows deleted in one transaction, so that a purge never blocks o
 def purge_some(context: TableContext) -> int:
     """Delete up to a thousand messages that were acked longer ago than ``purge_after``; return how many.
 
-    Messages that the database refuses to delete stay, and the next call continues behind them.
-
-    Raises
-    ------
-    RefusedError, InvalidArgumentError
-        If the database refuses all messages that this call examined.
+    Messages that the database refuses to delete stay, and the next call continues behind them. Raises `RefusedError` or
+    `InvalidArgumentError` if the database refuses all messages that this call examined.
     """
     if context.options.purge_by == "partition" and context.sql.days is not None:
         return _purge_days(context, context.sql.days)

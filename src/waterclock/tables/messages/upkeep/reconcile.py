@@ -39,10 +39,7 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
 
     Returns whether some were settled, so that more may be claimable.
 
-    Parameters
-    ----------
-    idle
-        Whether the caller found less work than it could do.
+    ``idle`` says whether the caller found less work than it could do.
     """
     sweeps, every = context.sweeps, context.options.poll_interval
     if context.options.groups is None:

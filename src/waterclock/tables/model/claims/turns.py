@@ -46,18 +46,8 @@ def deal(
 ) -> Dealt[_K]:
     """Divide ``room`` places among keys: deficit round robin (Shreedhar and Varghese, 1995), of single messages.
 
-    Parameters
-    ----------
-    keys
-        Keys in the order of their turns.
-    most
-        The number of places that each key may get.
-    room
-        The number of places.
-    weights
-        The number of places of one turn, at least 1.
-    begun
-        How many places a key has already had in its turn.
+    ``keys`` are in the order of their turns. ``most`` is the number of places that each key may get. ``weights`` is the
+    number of places of one turn, at least 1. ``begun`` is how many places a key has already had in its turn.
     """
     ring = deque(key for key in keys if most[key] > 0)
     dealt: Dealt[_K] = Dealt()

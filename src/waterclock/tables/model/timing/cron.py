@@ -129,12 +129,8 @@ def due_ticks(
 ) -> Due:
     """Return the ticks after one time, up to and including another, that must be put.
 
-    Parameters
-    ----------
-    catch_up
-        Which missed ticks: none, the last one, or all.
-    within
-        Maximum age of missed ticks, ns; None: any age.
+    ``catch_up`` is which missed ticks: none, the last one, or all. ``within`` is the maximum age of missed ticks, ns;
+    None: any age.
     """
     begin = max(after, _counts_from(now, catch_up, within))
     if catch_up == "one":

@@ -44,10 +44,7 @@ class Rate:
     def allowed(self, due: int, now: int, most: int) -> int:
         """Return how many of ``most`` messages may go at ``now``.
 
-        Parameters
-        ----------
-        due
-            The state: when the next message is due at a steady rate, ns; 0 for a new limit.
+        ``due`` is the state: when the next message is due at a steady rate, ns; 0 for a new limit.
         """
         ahead = max(0, due - now)
         count = int(min(most, max(0, (self.time_for(self.burst) - ahead) * self.per_second // _SECOND)))

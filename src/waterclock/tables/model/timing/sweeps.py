@@ -29,11 +29,8 @@ class Sweeps:
     def is_due(self, *, idle: bool) -> bool:
         """Return whether to check the next chunk.
 
-        Parameters
-        ----------
-        idle
-            Whether there is no other work: then a process that has not checked yet does so at once, because it may end
-            soon.
+        ``idle`` says whether there is no other work: then a process that has not checked yet does so at once, because
+        it may end soon.
         """
         return (idle and not self._has_looked) or moments.monotonic_ns() >= self.due_at
 
@@ -53,16 +50,8 @@ class Sweeps:
     def end(self, last: str | None, took: int, processes: int, every: int) -> None:
         """End a chunk.
 
-        Parameters
-        ----------
-        last
-            Its last group; None after the last one.
-        took
-            How long it took, ns.
-        processes
-            How many processes do the same.
-        every
-            After how long (ns) a new round begins.
+        ``last`` is its last group; None after the last one. ``took`` is how long it took, ns. ``processes`` is how many
+        processes do the same. A new round begins after ``every``, ns.
         """
         self._has_looked = True
         self._after = last

@@ -17,10 +17,8 @@ _EPOCHS = range(2**31)
 def many(name: str, given: object, what: str) -> list[Any]:
     """Return the items of a list or another iterable.
 
-    Raises
-    ------
-    InvalidArgumentError
-        For a single item, such as a string or a mapping; ``what`` names the items for the error.
+    Raises `InvalidArgumentError` for a single item, such as a string or a mapping; ``what`` names the items for the
+    error.
     """
     if not isinstance(given, Iterable) or isinstance(given, (*_ONE, dict)):
         raise InvalidArgumentError(f"{name} must be a list of {what}, got {quoted(given)}")

@@ -21,11 +21,8 @@ _LEAST_WITH_EXPONENT = 1e16  # from here on Python writes a float with an expone
 def check_json(name: str, value: Any) -> None:
     """Check that a value is JSON that every database returns equal. Tuples are allowed and come back as lists.
 
-    Raises
-    ------
-    InvalidArgumentError
-        For NaN and infinities, keys that are not strings, text that `check_text` refuses, JSON nested deeper than
-        `MAX_DEPTH`, and other values that are not JSON.
+    Raises `InvalidArgumentError` for NaN and infinities, keys that are not strings, text that `check_text` refuses,
+    JSON nested deeper than `MAX_DEPTH`, and other values that are not JSON.
     """
     try:
         text = json.dumps(value, allow_nan=False)
@@ -49,10 +46,8 @@ def check_json(name: str, value: Any) -> None:
 def check_jsonb(name: str, value: Any) -> None:
     """Check as `check_json`, and that JSONB returns an equal value, except for the order of keys.
 
-    Raises
-    ------
-    InvalidArgumentError
-        Also for floats that JSONB changes: -0.0 loses its sign, and those of 1e16 and more become ints.
+    Raises `InvalidArgumentError` also for floats that JSONB changes: -0.0 loses its sign, and those of 1e16 and more
+    become ints.
     """
     check_json(name, value)
     for part, _ in _parts(value):
@@ -66,10 +61,8 @@ def check_jsonb(name: str, value: Any) -> None:
 def check_numeric_json(name: str, value: Any) -> None:
     """Check as `check_json`, and that a column of SQLite declared JSON returns an equal value.
 
-    Raises
-    ------
-    InvalidArgumentError
-        Also for numbers that such a column changes, because it converts numeric text to a number.
+    Raises `InvalidArgumentError` also for numbers that such a column changes, because it converts numeric text to a
+    number.
     """
     check_json(name, value)
     if isinstance(value, float) or (isinstance(value, int) and value not in BIGINTS):

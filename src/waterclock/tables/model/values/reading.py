@@ -58,12 +58,7 @@ class Guarded(sa.TypeDecorator[Any]):
 def unreadable(row: Any, further: Iterable[str]) -> str | None:
     """Return which part of a message's row cannot be read; None if all can.
 
-    Parameters
-    ----------
-    row
-        Its columns as attributes.
-    further
-        The names of the user's columns.
+    ``row`` has its columns as attributes. ``further`` are the names of the user's columns.
     """
     for name in ("id", "message", *further):
         value = getattr(row, name)
