@@ -24,8 +24,7 @@ _S = TypeVar("_S")
 _Sync = TypeVar("_Sync")
 _Closing = TypeVar("_Closing", bound=Closing)
 
-_ITEMS_A_CALL = 500
-"""Items that an iterator fetches from its thread at once: a call takes 50 µs, a message 2 µs."""
+_ITEMS_A_CALL = 500  # items that an iterator fetches from its thread at once: a call takes 50 µs, a message 2 µs
 
 
 class Facade(Generic[_Sync]):

@@ -21,8 +21,7 @@ from waterclock.tables.model.options import check_count
 from waterclock.time import Clock, Duration
 from waterclock.topics.topic import Topic as SyncTopic
 
-_MOST_THREADS = 64
-"""Maximum threads: each may use a connection, and a server has about a hundred."""
+_MOST_THREADS = 64  # maximum threads: each may use a connection, and a server has about a hundred
 
 
 def _table(database: Database, table: SyncTable) -> MessageTable:

@@ -24,8 +24,7 @@ from waterclock.errors import InvalidArgumentError
 
 _R = TypeVar("_R")
 
-_IDLE = 10.0
-"""Seconds without a call after which a thread ends."""
+_IDLE = 10.0  # seconds without a call after which a thread ends
 
 
 class _Call(Generic[_R]):

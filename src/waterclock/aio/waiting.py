@@ -20,11 +20,8 @@ from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.tables.consumers.receiving import Watched, pause_after
 from waterclock.tables.databases.changes import Changes, Stop
 
-_LOOK_EVERY = 1.0
-"""Seconds after which a check is repeated without a notification: options change, and clocks differ."""
-
-_WRITERS_UNDER_WAY = 0.003
-"""Seconds between checks of a database that cannot guarantee to notify of every change."""
+_LOOK_EVERY = 1.0  # seconds after which a check is repeated without a notification: options change, and clocks differ
+_WRITERS_UNDER_WAY = 0.003  # seconds between checks of a database that cannot guarantee to notify of every change
 
 _CLAIM_TAKES = 5.0
 """Seconds after which the next waiter is woken without a report: the loop of the first may be blocked or stopped."""

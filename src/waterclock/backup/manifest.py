@@ -11,14 +11,9 @@ from waterclock._support.durable import durable_file
 from waterclock.checksum import checksum
 from waterclock.errors import DamagedError, NotFoundError, SchemaError, UnavailableError
 
-NAME = "waterclock-backup.json"
-"""The manifest's file in the folder of a backup."""
-
-LEDGERS = "ledgers"
-"""The folder of the ledger files in that of a backup."""
-
-FORMAT = 1
-"""The version of this file's format."""
+NAME = "waterclock-backup.json"  # the manifest's file in the folder of a backup
+LEDGERS = "ledgers"  # the folder of the ledger files in that of a backup
+FORMAT = 1  # the version of this file's format
 
 
 class Kept(NamedTuple):

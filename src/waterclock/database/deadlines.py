@@ -30,16 +30,14 @@ LONGEST_STATEMENT = 3600.0  # s for DDL, which may rewrite or index a large tabl
 ANSWERS_WITHIN = "waterclock_answers_within"
 """Execution option of our engines: seconds for which a statement waits for its answer. Callers' have none."""
 
-SLACK = 1.0
-"""Seconds by which this deadline exceeds the server's own limits, whose errors name the reason."""
+SLACK = 1.0  # seconds by which this deadline exceeds the server's own limits, whose errors name the reason
 
 
 class _Mine(threading.local):
     seconds: float | None = None
 
 
-mine = _Mine()
-"""Seconds for which this thread holds a connection at most; None: each statement has its own deadline."""
+mine = _Mine()  # seconds for which this thread holds a connection at most; None: each statement has its own deadline
 
 
 @contextmanager

@@ -97,8 +97,7 @@ class FetchedRows(list[Any]):
 Asked = tuple[sa.Executable, Mapping[str, Any] | Sequence[Mapping[str, Any]]]
 """A statement and its parameters, or a list of parameters to run it several times."""
 
-_Sent = tuple[str, Any]
-"""A text and its values in the driver's form, or a list of them to run it several times."""
+_Sent = tuple[str, Any]  # a text and its values in the driver's form, or a list of them to run it several times
 
 
 class DirectConnection:
@@ -366,8 +365,7 @@ class DirectConnectionPool:
     They are not pinged before use, because all work on them can be, and is, retried.
     """
 
-    KEPT = 8
-    """Maximum number of idle connections."""
+    KEPT = 8  # maximum number of idle connections
 
     def __init__(
         self,

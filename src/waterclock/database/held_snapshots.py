@@ -8,8 +8,7 @@ from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
 from waterclock.time import format_duration
 
-LONG = 300
-"""Seconds after which an open transaction is named: shorter ones do little harm, and most reports end sooner."""
+LONG = 300  # seconds after which an open transaction is named: shorter ones do little harm, and most reports end sooner
 
 _NS = 1_000_000_000
 

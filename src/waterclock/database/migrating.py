@@ -13,8 +13,7 @@ from waterclock._support import moments
 from waterclock.database.engines.engine_dialect import EngineDialect
 from waterclock.errors import SchemaError
 
-HEAD = "0001"
-"""The catalogue version that this library needs."""
+HEAD = "0001"  # the catalogue version that this library needs
 
 _VERSION_TABLE = "waterclock_migrations"
 _FOLDER = Path(__file__).parent / "migrations"

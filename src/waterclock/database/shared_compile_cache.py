@@ -66,5 +66,4 @@ def _shared(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return (dialect if translates else alike(dialect), statement, columns, translates, many)
 
 
-COMPILED = CompiledStatements()
-"""The caches of this process."""
+COMPILED = CompiledStatements()  # the caches of this process

@@ -9,8 +9,7 @@ import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
 
-MOST_TABLES = 50
-"""Maximum tables whose sizes are read: a server opens each of them."""
+MOST_TABLES = 50  # maximum tables whose sizes are read: a server opens each of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from waterclock.monitoring.topic_facts import (
     upkeep_records,
 )
 
-LONGEST = 4.0
-"""Seconds after which a collection reads no further tables, and closes a connection that does not answer."""
+LONGEST = 4.0  # seconds after which a collection reads no further tables, and closes a connection that does not answer
 
 _log = logging.getLogger(__name__)
 

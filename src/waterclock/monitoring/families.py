@@ -11,12 +11,8 @@ from waterclock._support.quoting import in_a_line
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
-OTHER = "other"
-"""The label of names above the limit."""
-
-LABELS = 100
-"""How many names of each kind have a label of their own unless an option says otherwise."""
-
+OTHER = "other"  # the label of names above the limit
+LABELS = 100  # how many names of each kind have a label of their own unless an option says otherwise
 _LONGEST = 120  # characters of a label
 
 

@@ -15,16 +15,14 @@ from waterclock.database.backend import Backend
 from waterclock.database.schema.process_catalogue import ProcessKind, process_reports
 from waterclock.errors import WaterclockError
 
-EVERY = 10.0
-"""Seconds between two reports: each is a short transaction."""
+EVERY = 10.0  # seconds between two reports: each is a short transaction
 
 SILENT = 120 * 1_000_000_000
 """Age of a report, in ns, after which its process counts as silent: without a terminal, progress is read every 30 s."""
 
 _NAME_CHARACTERS = 255
 
-_LONGEST = 1.0
-"""Seconds that a report may take: the process has other work, and the next report is soon due."""
+_LONGEST = 1.0  # seconds that a report may take: the process has other work, and the next report is soon due
 
 _log = logging.getLogger(__name__)
 

@@ -18,15 +18,13 @@ from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, UnavailableError
 
-PORT = 9464
-"""The port of examples: the one that OpenTelemetry's exporters for Prometheus use."""
+PORT = 9464  # the port of examples: the one that OpenTelemetry's exporters for Prometheus use
 
 MOST_CONNECTIONS = 16
 """Maximum concurrent requests; further ones get 503 at once, which limits the threads of slow clients."""
 
 LONGEST_REQUEST = 8192  # bytes
-SLOWEST_REQUEST = 10.0
-"""Seconds in which a request must be sent, and also those in which its answer must be read."""
+SLOWEST_REQUEST = 10.0  # seconds in which a request must be sent, and also those in which its answer must be read
 
 _HERE = "127.0.0.1"
 _LAST_PORT = 65_535
@@ -34,8 +32,7 @@ _TEXT = "text/plain; charset=utf-8"
 
 _log = logging.getLogger(__name__)
 
-Reasons = Callable[[], Sequence[str]]
-"""Returns the reasons why something is not ready; empty if it is ready."""
+Reasons = Callable[[], Sequence[str]]  # returns the reasons why something is not ready; empty if it is ready
 
 
 @contextmanager

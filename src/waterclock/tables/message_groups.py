@@ -21,11 +21,8 @@ from waterclock.tables.model.values.arguments import check_consumer
 from waterclock.tables.model.values.texts import check_text
 from waterclock.time import MAX_NS, Time, to_time
 
-Group = str | None
-"""A group's name; None: the group of messages without one."""
-
-_NAMES_COMPARED = 1_000
-"""Maximum number of groups compared with an unknown name: a table may have millions."""
+Group = str | None  # a group's name; None: the group of messages without one
+_NAMES_COMPARED = 1_000  # maximum number of groups compared with an unknown name: a table may have millions
 
 
 class NamedTable(Protocol):

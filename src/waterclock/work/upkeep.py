@@ -30,8 +30,7 @@ from waterclock.tables.catalogue.context import table_dialect
 from waterclock.tables.messages.upkeep.reconcile import heal_all
 from waterclock.time import format_duration
 
-LEASE = 600_000_000_000
-"""How long a silent runner keeps others from its task, ns."""
+LEASE = 600_000_000_000  # how long a silent runner keeps others from its task, ns
 
 _MINUTE = 60_000_000_000
 _log = logging.getLogger(__name__)

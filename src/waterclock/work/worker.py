@@ -41,9 +41,7 @@ _IDLE = 1.0  # s
 _AWAY = 0.2  # s after which an unavailable shard is tried again
 _UNWINDING = 1.0  # s that a handler has after it was asked to stop
 _SHORTEST_TIMEOUT = 1_000_000  # ns
-
-ENDING = 4.0
-"""Maximum seconds that a worker takes to end after its grace period."""
+ENDING = 4.0  # maximum seconds that a worker takes to end after its grace period
 
 MOST_SLOTS = 10_000
 """Maximum number of messages that a worker handles at a time: systems limit the threads of a process."""

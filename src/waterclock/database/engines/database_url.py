@@ -40,8 +40,7 @@ _ASYNCHRONOUS = (
 )
 """Drivers of SQLAlchemy's asynchronous engines."""
 
-_LAST_PORT = 65_535
-"""With a larger one, PyMySQL reports, after a wait, that the server refused the connection."""
+_LAST_PORT = 65_535  # with a larger one, PyMySQL reports, after a wait, that the server refused the connection
 
 
 def parse_url(url: str) -> sa.URL:

@@ -29,24 +29,20 @@ LONGEST_LOCK_WAIT = 30
 thread holds in a caller's transaction, which would otherwise never end.
 """
 
-OURS = "waterclock_ours"
-"""Execution option of transactions that end if the client is silent for so long."""
+OURS = "waterclock_ours"  # execution option of transactions that end if the client is silent for so long
 
 
 class EngineDialect(ABC):
     """The database-specific part of a backend. Its methods that are not abstract fit most databases."""
 
-    name: str
-    """``"sqlite"``, ``"postgresql"`` or ``"mysql"``, which is MariaDB's scheme in URLs, and its extra."""
+    name: str  # ``"sqlite"``, ``"postgresql"`` or ``"mysql"``, which is MariaDB's scheme in URLs, and its extra
 
-    longest_pause: float
-    """Maximum seconds to wait before a failed transaction is retried."""
+    longest_pause: float  # maximum seconds to wait before a failed transaction is retried
 
     frame: Frame | None
     """The frame of a transaction on the driver's connection (`DirectConnection`); None if SQLAlchemy is as fast."""
 
-    commits_each: bool
-    """Whether work of one statement runs better without the frame, which saves round trips."""
+    commits_each: bool  # whether work of one statement runs better without the frame, which saves round trips
 
     outlives_errors: bool
     """Whether a driver's connection may be reused after an error: not if the driver caches prepared statements."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-PACKET_TOO_LARGE = 1153
-"""The server's code for this error."""
+PACKET_TOO_LARGE = 1153  # the server's code for this error
 
 ALWAYS_FITS = 65_536
 """Bytes of a statement below which the limit is not looked up, which costs a round trip. The server's default limit is

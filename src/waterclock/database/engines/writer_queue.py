@@ -28,8 +28,7 @@ try:
 except ImportError:  # a system without such locks: then threads take turns, and processes do not
     fcntl = None
 
-LONGEST_WAIT = 2.0
-"""Maximum seconds that a writer waits for its turn, or keeps it without success."""
+LONGEST_WAIT = 2.0  # maximum seconds that a writer waits for its turn, or keeps it without success
 
 _LOOK_EVERY = 0.01
 """Seconds between two attempts to open the file while it is missing, so that not every write makes one."""

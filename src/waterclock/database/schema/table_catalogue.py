@@ -143,8 +143,7 @@ groups = sa.Table(
 )
 """One row for each group that has messages, or an owner: when it may be sent next, and to which consumer."""
 
-LEASE_SLOT_BITS = 33
-"""Leases that end within the same 8.6 s have the same slot: most renewals leave it as it is."""
+LEASE_SLOT_BITS = 33  # leases that end within the same 8.6 s have the same slot: most renewals leave it as it is
 
 consumers = sa.Table(
     "waterclock_consumers",

@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from waterclock.database.schema.catalogue import metadata
 from waterclock.database.schema.types import BigInt, Blob, Key, LongText, Name
 
-TIMES = ("event_time", "publish_time", "receive_time")
-"""The times of a message whose bounds the catalogue stores."""
+TIMES = ("event_time", "publish_time", "receive_time")  # the times of a message whose bounds the catalogue stores
 
 BOUNDED = (*TIMES, "effective_time")
 """Those, and the time by which messages expire: the smaller of publish_time and receive_time."""

@@ -9,11 +9,8 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
-BigInt = sa.BigInteger
-"""Times in ns, counts and sizes."""
-
-BIGINTS = range(-(2**63), 2**63)
-"""The range of its ints."""
+BigInt = sa.BigInteger  # times in ns, counts and sizes
+BIGINTS = range(-(2**63), 2**63)  # the range of its ints
 
 Key = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 """A key that the database generates: SQLite numbers only an INTEGER PRIMARY KEY."""

@@ -19,8 +19,7 @@ from waterclock.tables.model.schema import user_column_names
 OWN_WORDS = ("id", "time_scheduled", "time_created", "epoch", "priority", "group_id")
 """Columns of every message table that conditions may use, in addition to the user's columns."""
 
-KIND = "kind"
-"""The header by which ``kinds`` selects."""
+KIND = "kind"  # the header by which ``kinds`` selects
 
 Bound = tuple[sa.ColumnElement[bool] | None, tuple[sa.ColumnElement[Any], ...]]
 _EVERYTHING: Bound = (None, ())

@@ -33,11 +33,8 @@ from waterclock.tables.model.claims.claim import Reached
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.schema import ACKED_DAY, LEASED_KEY, reflect_rows
 
-LOOK_EVERY = 1.0
-"""Seconds after which an open table notices that its options changed, or that it was paused or dropped."""
-
-_READ_EVERY = 10.0
-"""The same while every change of the table's row is reported: plain SQL may have added a column."""
+LOOK_EVERY = 1.0  # seconds after which an open table notices that its options changed, or that it was paused or dropped
+_READ_EVERY = 10.0  # the same while every change of the table's row is reported: plain SQL may have added a column
 
 _WATCH_FOR = 2.5
 """Seconds after which a consumer that waits for others shows that it still does, less than `idling.LEADS_FOR`."""
@@ -243,5 +240,4 @@ class _SharedRow:
             return self._seen
 
 
-_looks = PerDatabaseCache[dict[str, _SharedRow]](lambda _: {})
-"""By table name."""
+_looks = PerDatabaseCache[dict[str, _SharedRow]](lambda _: {})  # by table name

@@ -11,14 +11,12 @@ from waterclock.errors import TimedOutError, UnavailableError, WaterclockError
 from waterclock.tables.consumers.heartbeats.consumer_heartbeat import ConsumerHeartbeat, NoHeartbeat
 from waterclock.tables.messages.rows.process_heartbeat import OpenSubscription, ProcessHeartbeat
 
-RETRY_EVERY = 0.2
-"""Seconds between two claims while the database is unavailable: it may return at any moment."""
+RETRY_EVERY = 0.2  # seconds between two claims while the database is unavailable: it may return at any moment
 
 LONGEST_PAUSE = 30.0
 """Maximum seconds between two claims that the database refuses: its limits, or a trigger, may be changed."""
 
-WARN_EVERY = 60.0
-"""Seconds between two warnings about the same failure, so that it does not flood the log."""
+WARN_EVERY = 60.0  # seconds between two warnings about the same failure, so that it does not flood the log
 
 _log = logging.getLogger(__name__)
 

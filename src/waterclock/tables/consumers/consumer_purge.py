@@ -19,12 +19,8 @@ from waterclock.tables.messages.finishing.expiring import expire_some
 from waterclock.tables.messages.putting.unique_keys import purge_keys
 from waterclock.tables.messages.upkeep.purging import purge_some
 
-PURGE_EVERY = 1.0
-"""Seconds between two purges by an idle consumer; while messages are due, a purge waits twice as long."""
-
-_PAUSE_AFTER_NONE = 30
-"""After a purge that removed nothing, the next one waits this many times as long."""
-
+PURGE_EVERY = 1.0  # seconds between two purges by an idle consumer; while messages are due, a purge waits twice as long
+_PAUSE_AFTER_NONE = 30  # after a purge that removed nothing, the next one waits this many times as long
 _KEYS_EVERY = 60.0  # s
 _AGAIN_AFTER = 10.0  # s after a failure: a purge that keeps failing must not take up consumers' time
 

@@ -41,9 +41,7 @@ _log = logging.getLogger(__name__)
 _SECOND = 1_000_000_000
 _TOKENS_FOR = 0.01  # s
 _FIRST_PAUSE = 0.005  # s
-
-LONGEST_PAUSE = 0.1
-"""Maximum seconds until a consumer claims again messages that are due but were not available."""
+LONGEST_PAUSE = 0.1  # maximum seconds until a consumer claims again messages that are due but were not available
 
 _ALL: Bound = (None, ())
 

@@ -15,8 +15,7 @@ from waterclock.tables.messages.finishing import acking
 from waterclock.tables.messages.rows import locking
 from waterclock.tables.model.claims.leased_message import Leased
 
-_PATIENCE = 0.5
-"""Seconds for which a database with one writer is asked whether the caller's transaction has ended."""
+_PATIENCE = 0.5  # seconds for which a database with one writer is asked whether the caller's transaction has ended
 
 
 class Undecided(Protocol):

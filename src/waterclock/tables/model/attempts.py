@@ -14,8 +14,7 @@ AttemptOutcome = Literal["failed", "dead_letter"]
 MOST_TEXT = 1_000
 """Characters kept of an attempt's error, so that all attempts of a message take a few kilobytes at most."""
 
-MOST_KEPT = 100
-"""The maximum of ``attempts_kept``: a claim reads all kept attempts with the message."""
+MOST_KEPT = 100  # the maximum of ``attempts_kept``: a claim reads all kept attempts with the message
 
 _CLASS = re.compile(r"([A-Za-z_][\w.]{0,99}): ")
 

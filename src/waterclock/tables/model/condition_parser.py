@@ -38,14 +38,9 @@ from waterclock.tables.model.condition import (
 
 _T = TypeVar("_T")
 
-LONGEST = 10_000
-"""Maximum length of a text, in characters."""
-
-_SHOWN = 200
-"""Characters that an error shows on either side of the position."""
-
-DEEPEST = 50
-"""Maximum nesting of conditions, and so the depth of the parser's recursion."""
+LONGEST = 10_000  # maximum length of a text, in characters
+_SHOWN = 200  # characters that an error shows on either side of the position
+DEEPEST = 50  # maximum nesting of conditions, and so the depth of the parser's recursion
 
 MOST = 200
 """Maximum number of predicates of a condition. Databases have limits of their own, with less helpful errors."""

@@ -13,14 +13,9 @@ import sqlalchemy as sa
 
 from waterclock.tables.model.options import IdType
 
-DAY = 86_400_000_000_000
-"""Nanoseconds in a day."""
-
-DAYS_AHEAD = 7
-"""For how many days from today there are partitions."""
-
-LONGEST_NAME = 40
-"""Maximum length of a table's name, because the names of its partitions and indexes begin with it."""
+DAY = 86_400_000_000_000  # nanoseconds in a day
+DAYS_AHEAD = 7  # for how many days from today there are partitions
+LONGEST_NAME = 40  # maximum length of a table's name, because the names of its partitions and indexes begin with it
 
 
 class Gone(NamedTuple):

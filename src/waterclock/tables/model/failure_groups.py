@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from waterclock.tables.model.attempts import MOST_TEXT
 
-EXAMPLES = 3
-"""Maximum ids listed for each group: examples, not a full list."""
+EXAMPLES = 3  # maximum ids listed for each group: examples, not a full list
 
 _VARIABLE = re.compile(
     r"""

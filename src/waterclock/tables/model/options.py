@@ -21,23 +21,15 @@ from waterclock.time import Duration, to_duration
 Groups = Literal["exclusive", "sequenced"]
 """How the messages of a group are handed out (message groups, policies 1 and 2)."""
 
-Ungrouped = Literal["default", "free", "reject"]
-"""How messages without a group are treated."""
+Ungrouped = Literal["default", "free", "reject"]  # how messages without a group are treated
 
 AckOrder = Literal["strict", "hold", "lenient"]
 """How an ack that would overtake an earlier message of its group is treated."""
 
-OnExhausted = Literal["block", "dead_letter"]
-"""How a group whose head has used up its attempts is treated."""
-
-OnExpired = Literal["drop", "dead_letter"]
-"""How a message that expired before a consumer took it is treated."""
-
-IdType = Literal["bigint", "text", "uuid"]
-"""The type of a message's id."""
-
-Payload = Literal["bytes", "text", "json"]
-"""The type of a message's payload."""
+OnExhausted = Literal["block", "dead_letter"]  # how a group whose head has used up its attempts is treated
+OnExpired = Literal["drop", "dead_letter"]  # how a message that expired before a consumer took it is treated
+IdType = Literal["bigint", "text", "uuid"]  # the type of a message's id
+Payload = Literal["bytes", "text", "json"]  # the type of a message's payload
 
 PurgeBy = Literal["rows", "partition"]
 """Whether acked messages are deleted one by one, or dropped with the partition of their day."""
@@ -49,8 +41,7 @@ _LEAST_RATE, _GREATEST_RATE = 1e-6, 1e9  # messages a second
 
 _MOST_WEIGHTS, _GREATEST_WEIGHT = 1_000, 1_000
 
-MOST = 2**31 - 1
-"""Maximum count: the databases store epochs and limits as 32-bit integers."""
+MOST = 2**31 - 1  # maximum count: the databases store epochs and limits as 32-bit integers
 
 
 DURATIONS = ("ack_wait", "purge_after", "poll_interval", "min_backoff", "max_backoff", "group_idle")
@@ -214,10 +205,8 @@ class TableOptions:
     purge_by: PurgeBy = _option("rows", PurgeBy)
     max_attempts: int | None = _optional(check_count)
     attempts_kept: int = _option(5, _kept)
-    dead_letter: str | None = _optional(_text)
-    """The dead-letter table; set whenever ``max_attempts`` is."""
-    rate_limit: float | None = _optional(check_rate)
-    """Messages per second."""
+    dead_letter: str | None = _optional(_text)  # the dead-letter table; set whenever ``max_attempts`` is
+    rate_limit: float | None = _optional(check_rate)  # messages per second
     ungrouped: Ungrouped = _option("default", Ungrouped)
     ack_order: AckOrder = _option("strict", AckOrder)
     on_exhausted: OnExhausted = _option("dead_letter", OnExhausted)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from waterclock._support import moments
 
-_TELL_EVERY = 60_000_000_000
-"""How often refused messages are reported, ns, because each round finds them again."""
+_TELL_EVERY = 60_000_000_000  # how often refused messages are reported, ns, because each round finds them again
 
 
 class PurgePlace:

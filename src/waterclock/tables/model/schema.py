@@ -22,8 +22,7 @@ from waterclock.tables.model.values.key_names import GROUP, KeySource
 from waterclock.tables.model.values.reading import Guarded, Unreadable
 from waterclock.time import MAX_NS, MIN_NS
 
-IdItem = sa.Identity | sa.DefaultClause
-"""Column options by which a database generates ids."""
+IdItem = sa.Identity | sa.DefaultClause  # column options by which a database generates ids
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _RESERVED = ("waterclock_", "sqlite_", "pg_")
@@ -110,8 +109,7 @@ _COLUMN_TYPES: dict[str, Any] = {
     "json": Json(),
 }
 
-_LOSSY_JSON = (postgresql.JSONB, sqlite.JSON)
-"""Types of columns made by others, which return some JSON changed."""
+_LOSSY_JSON = (postgresql.JSONB, sqlite.JSON)  # types of columns made by others, which return some JSON changed
 
 
 def check_table_name(name: object) -> str:
@@ -245,8 +243,7 @@ def message_rows(
 OWN_COLUMNS = tuple(column.name for column in message_rows("t", "bigint", "bytes", []).columns)
 """The names of the first columns of every message table."""
 
-DOCUMENT_COLUMNS = OWN_COLUMNS[:7]
-"""Those that *Vitess Messaging* defines."""
+DOCUMENT_COLUMNS = OWN_COLUMNS[:7]  # those that *Vitess Messaging* defines
 
 REASON, SOURCE, DIED, ORDER = "dead_reason", "dead_source", "time_died", "dead_seq"
 
@@ -256,8 +253,7 @@ DEAD_COLUMNS = {REASON: "text", SOURCE: "text", DIED: "bigint", ORDER: "bigint"}
 INTERNAL_COLUMNS = ("seq", "claim_id", "consumer", "position", "routed", "ack_held_at", "acked_by")
 """Those that only Waterclock writes."""
 
-ADOPTED = "Waterclock: order of insertion"
-"""Marks a column that we added to a table that we did not create."""
+ADOPTED = "Waterclock: order of insertion"  # marks a column that we added to a table that we did not create
 
 PARTITIONED = "waterclock_partitioned"
 """Key in a table's ``info``: whether unacked messages have their own partition, selected by ``time_acked IS NULL``."""
@@ -265,8 +261,7 @@ PARTITIONED = "waterclock_partitioned"
 LONGEST_REASON = "waterclock_longest_reason"
 """Key in a table's ``info``: the maximum length of its ``last_error``; None: unlimited."""
 
-ACKED_DAY = "acked_day"
-"""The column that determines a row's partition on MariaDB."""
+ACKED_DAY = "acked_day"  # the column that determines a row's partition on MariaDB
 
 MESSAGE_KEY = "message_key"
 """The generated column of a table whose keys take turns or are limited: a message's key, empty if it has none."""
@@ -274,8 +269,7 @@ MESSAGE_KEY = "message_key"
 LEASED_KEY = "leased_key"
 """The generated column of such a table on MariaDB: the key of a message that a consumer has; otherwise NULL."""
 
-_UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_KEY)
-"""Columns that only some tables have, and that are not the user's."""
+_UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_KEY)  # columns that only some tables have, and that are not the user's
 
 _ARGUMENTS = ("payload", "at", "delay", "group", "connection", "unique", "unique_until", "on_conflict")
 
@@ -440,11 +434,8 @@ def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     return rows.c.time_acked.is_(None) & rows.c.time_next.is_not(None)
 
 
-EXPIRED = 0
-"""The value of ``acked_by`` of a message that expired and was dropped; no claim has this id."""
-
-CANCELLED = MIN_NS
-"""The value of ``expires_at`` of a cancelled message: it expired before any time."""
+EXPIRED = 0  # the value of ``acked_by`` of a message that expired and was dropped; no claim has this id
+CANCELLED = MIN_NS  # the value of ``expires_at`` of a cancelled message: it expired before any time
 
 
 def is_cancelled(rows: sa.FromClause) -> sa.ColumnElement[bool]:

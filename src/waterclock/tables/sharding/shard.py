@@ -19,11 +19,8 @@ from waterclock.tables.model.keyspace import KeyRange
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE = 0.2
-"""Seconds for which an unavailable shard is left alone; doubled each time."""
-
-LONGEST_PAUSE = 30.0
-"""Maximum seconds for which an unavailable shard is left alone."""
+FIRST_PAUSE = 0.2  # seconds for which an unavailable shard is left alone; doubled each time
+LONGEST_PAUSE = 30.0  # maximum seconds for which an unavailable shard is left alone
 
 
 class Opened(Protocol):

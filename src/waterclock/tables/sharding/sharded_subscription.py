@@ -18,8 +18,7 @@ from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.sharding.shard import Shard
 
-PATIENCE = 2.0
-"""Seconds that reading waits for a shard that is busy or does not answer before it counts as unavailable."""
+PATIENCE = 2.0  # seconds that reading waits for a shard that is busy or does not answer before it counts as unavailable
 
 _SECOND = 1_000_000_000
 

@@ -30,8 +30,7 @@ _NEWEST = 0.1  # weight of the newest handler in the mean
 LONGEST_WAIT = 100_000_000
 """After this long, messages that wait for a slot are given back if no slot has become free lately, ns."""
 
-_LONGEST_WAIT_IN_FLOW = 1_000_000_000
-"""After this long, they are given back even if slots become free."""
+_LONGEST_WAIT_IN_FLOW = 1_000_000_000  # after this long, they are given back even if slots become free
 
 
 def _few_digits(room: int) -> int:

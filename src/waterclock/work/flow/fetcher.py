@@ -33,8 +33,7 @@ _APART, _LONGEST_APART = 2 * _SECOND, 60 * _SECOND
 One of them may kill the process whenever it is handled, and must not affect the same other messages again.
 """
 
-UNKNOWN_FOR = "5s"
-"""For how long a message of an unknown kind is left to other workers, if a claim cannot skip it."""
+UNKNOWN_FOR = "5s"  # for how long a message of an unknown kind is left to other workers, if a claim cannot skip it
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ from typing import Any
 _FRAMES = 3
 """Innermost frames that a row keeps: a handler, the function it calls, and the library's function that raised."""
 
-_FRAME = 120
-"""Characters of one frame in a row; the names of a file and a function are rarely longer."""
+_FRAME = 120  # characters of one frame in a row; the names of a file and a function are rarely longer
 
 _LOGGED = 16_000
 """Characters of a traceback in the log, so that a log of failures stays readable and a pipe to the parent short."""

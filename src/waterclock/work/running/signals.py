@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from waterclock._support import moments
 
-_LOOK_EVERY = 0.2
-"""Seconds within which a wait notices a stop."""
+_LOOK_EVERY = 0.2  # seconds within which a wait notices a stop
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 

@@ -50,8 +50,7 @@ class _Living:
             return list(self._all)
 
 
-_living = PerDatabaseCache[dict[int, _Living]](lambda _: {})
-"""By table id."""
+_living = PerDatabaseCache[dict[int, _Living]](lambda _: {})  # by table id
 
 
 class ConsumerHeartbeat:

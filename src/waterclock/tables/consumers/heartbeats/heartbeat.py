@@ -30,12 +30,10 @@ _TRIES_OF_A_LEASE = 12  # so that four tries may fail in the last third of a lea
 _SHORTEST_TRY, _LONGEST_TRY = 0.25, 5.0  # s
 _SHORTEST_PAUSE, _LONGEST_PAUSE = _SECOND // 10, _SECOND
 
-SLACK = 1.0
-"""Seconds to wait for an answer after the beat itself has timed out."""
+SLACK = 1.0  # seconds to wait for an answer after the beat itself has timed out
 
 
-LOOK_EVERY = _SECOND
-"""How often the heartbeat checks whether handled messages are cancelled, ns."""
+LOOK_EVERY = _SECOND  # how often the heartbeat checks whether handled messages are cancelled, ns
 
 WARN_EVERY = 60 * _SECOND
 """How often the heartbeat warns that leases of one table are not extended, ns: it retries up to ten times a second."""

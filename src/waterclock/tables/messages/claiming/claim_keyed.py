@@ -48,8 +48,7 @@ from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 
 _KEYS_AT_ONCE = 100
 LOWEST_LEVEL = -(2**31)
-_ROUNDS = 20
-"""Rounds of turns in one transaction, so that none lasts long because of keys without claimable messages."""
+_ROUNDS = 20  # rounds of turns in one transaction, so that none lasts long because of keys without claimable messages
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,7 @@ MOST_TRIES = 24
 refused ones at the head.
 """
 
-TRIED_ONE_BY_ONE = 4
-"""Refused messages after which one call also skips others with them."""
+TRIED_ONE_BY_ONE = 4  # refused messages after which one call also skips others with them
 
 FIRST_TRIES = 12
 """Routings, down to one of two thousand groups, after which a call assumes that all messages are refused."""
@@ -50,14 +49,9 @@ UNTRIED_FOR = 1_000_000_000
 claimed without another refusal.
 """
 
-MOST_GROUP_TRIES = 32
-"""Claims that one call tries before it assumes that all groups are refused, and stops postponing."""
-
-MOST_POSTPONED = 4_096
-"""Maximum groups that one call postpones."""
-
-NAMED_IN_A_REPORT = 10
-"""Maximum refused messages or groups that one report names."""
+MOST_GROUP_TRIES = 32  # claims that one call tries before it assumes that all groups are refused, and stops postponing
+MOST_POSTPONED = 4_096  # maximum groups that one call postpones
+NAMED_IN_A_REPORT = 10  # maximum refused messages or groups that one report names
 
 _Claim = Callable[[TableContext, Wanted], list[Claimed]]
 

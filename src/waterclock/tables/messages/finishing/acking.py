@@ -39,8 +39,7 @@ from waterclock.time import MAX_NS
 _T = TypeVar("_T")
 _Row = sa.Row[*tuple[Any, ...]]
 
-Taken = tuple[int, int]
-"""The row, and the id of the claim that took it."""
+Taken = tuple[int, int]  # the row, and the id of the claim that took it
 
 
 FARTHEST = MAX_NS // 2

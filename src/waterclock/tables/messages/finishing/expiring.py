@@ -29,14 +29,9 @@ from waterclock.time import MIN_NS
 
 _log = logging.getLogger(__name__)
 
-REASON = "expired"
-"""The reason in the dead-letter table."""
-
-AT_ONCE = 500
-"""Maximum messages that one statement examines, and that one transaction of a purge removes."""
-
-_PIECES = 10
-"""How often a consumer purges between claims, so that due messages wait little for it."""
+REASON = "expired"  # the reason in the dead-letter table
+AT_ONCE = 500  # maximum messages that one statement examines, and that one transaction of a purge removes
+_PIECES = 10  # how often a consumer purges between claims, so that due messages wait little for it
 
 
 def expire(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> int:

@@ -38,8 +38,7 @@ from waterclock.tables.model.states import (
 )
 from waterclock.time import MAX_NS, format_time
 
-State = MessageState | Hold
-"""The state of a message, or the reason why it is not sent although it is ready."""
+State = MessageState | Hold  # the state of a message, or the reason why it is not sent although it is ready
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from waterclock.tables.model.schema import is_waiting
 _SECOND = 1_000_000_000
 _MINUTE, _HOUR, _DAY = 60 * _SECOND, 3_600 * _SECOND, 86_400 * _SECOND
 
-BOUNDS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, _DAY)
-"""The lengths of time between two counts, ns."""
+BOUNDS = (_SECOND, 10 * _SECOND, _MINUTE, 10 * _MINUTE, _HOUR, _DAY)  # the lengths of time between two counts, ns
 
 
 class Histograms(NamedTuple):

@@ -22,8 +22,7 @@ from waterclock.tables.groups.routing import group_of
 from waterclock.tables.model.schema import is_expired, is_waiting, user_column_names
 from waterclock.tables.model.values.reading import Unreadable, unreadable
 
-Waiting = Literal["ready", "scheduled", "delayed", "exhausted", "blocked"]
-"""The states of an unleased message."""
+Waiting = Literal["ready", "scheduled", "delayed", "exhausted", "blocked"]  # the states of an unleased message
 
 _GROUPS_AT_ONCE = 100
 

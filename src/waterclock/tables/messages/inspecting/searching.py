@@ -23,11 +23,8 @@ from waterclock.tables.model.condition_parser import parse_condition
 from waterclock.tables.model.failure_groups import normalised
 from waterclock.tables.model.schema import is_waiting
 
-SCANNED = 5_000
-"""Messages that a search reads from either end: some 50 ms if payloads are small."""
-
-LONGEST_TEXT = 1_000
-"""Maximum length of a text to search for."""
+SCANNED = 5_000  # messages that a search reads from either end: some 50 ms if payloads are small
+LONGEST_TEXT = 1_000  # maximum length of a text to search for
 
 SearchState = Literal["ready", "scheduled", "in_flight", "delayed", "held", "expired", "failed"]
 """The states to search for; ``"failed"``: has an error, whatever its state."""

@@ -9,8 +9,7 @@ from collections.abc import Container
 
 from waterclock.tables.model.keyspace import KeyRange, keyspace_id
 
-RANDOM_BITS = 21
-"""Number of random low bits in a drawn id."""
+RANDOM_BITS = 21  # number of random low bits in a drawn id
 
 
 def draw_id(where: KeyRange | None, taken: Container[int]) -> int:

@@ -26,9 +26,7 @@ from waterclock.tables.model.values.texts import check_text
 from waterclock.tables.payloads.writing import write_payload
 from waterclock.time import MAX_NS, to_duration, to_time
 
-MessageId = int | str | uuid.UUID
-"""A message's id, of the type given by the table's ``id_type``."""
-
+MessageId = int | str | uuid.UUID  # a message's id, of the type given by the table's ``id_type``
 _ALWAYS_FITS = 65_536  # bytes
 _SIZED = (str, bytes)
 _KEY_FIELDS = ("unique", "unique_until", "on_conflict")

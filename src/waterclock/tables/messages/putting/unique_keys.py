@@ -33,8 +33,7 @@ from waterclock.time import MAX_NS
 
 _HOUR = 3_600_000_000_000
 
-KEPT = _HOUR
-"""Minimum time for which the row of a key is kept after a producer used it, ns."""
+KEPT = _HOUR  # minimum time for which the row of a key is kept after a producer used it, ns
 
 _AT_ONCE = 500
 _CONTENT = ("message", "headers", "group_id", "priority", "expires_at")

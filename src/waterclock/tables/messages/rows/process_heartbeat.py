@@ -32,18 +32,10 @@ from waterclock.tables.model.claims.passed_by import PASSED_BY_FOR
 
 _SECOND = 1_000_000_000
 
-RATE_SECONDS = 60
-"""Seconds over which rates are averaged."""
-
-BEAT_EVERY = 10 * _SECOND
-"""How often a process writes its row, ns."""
-
-LASTS = 30 * _SECOND
-"""How long a row of a process is valid, ns."""
-
-MOST_HANDLERS = 10
-"""Maximum running handlers in a process's row: those that run longest."""
-
+RATE_SECONDS = 60  # seconds over which rates are averaged
+BEAT_EVERY = 10 * _SECOND  # how often a process writes its row, ns
+LASTS = 30 * _SECOND  # how long a row of a process is valid, ns
+MOST_HANDLERS = 10  # maximum running handlers in a process's row: those that run longest
 _PATIENCE = 1.0  # s; no consumer waits longer for statistics
 _PATIENCE_OF_LEAVING = 0.1  # s; the lock may belong to the leaving consumer's own caller
 
@@ -245,8 +237,7 @@ class ProcessHeartbeat:
         return {"stuck": stuck, "handlers": json.dumps(shown) if shown else None}
 
 
-_heartbeats = PerDatabaseCache[dict[int, ProcessHeartbeat]](lambda _: {})
-"""By table id."""
+_heartbeats = PerDatabaseCache[dict[int, ProcessHeartbeat]](lambda _: {})  # by table id
 
 
 def process_heartbeat(context: TableContext) -> ProcessHeartbeat:

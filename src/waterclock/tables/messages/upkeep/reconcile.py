@@ -28,8 +28,7 @@ from waterclock.tables.messages.rows.process_heartbeat import LASTS
 from waterclock.tables.model.claims.bounds import SAVE_EVERY
 from waterclock.time import MAX_NS
 
-_LOOKED_AT_ONCE = 2000
-"""Groups that one statement checks, so that none takes long."""
+_LOOKED_AT_ONCE = 2000  # groups that one statement checks, so that none takes long
 
 _log = logging.getLogger(__name__)
 

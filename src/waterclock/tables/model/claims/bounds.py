@@ -15,8 +15,7 @@ from typing import Any
 from waterclock._support import moments
 from waterclock.time import MIN_NS
 
-UNASSIGNED = ""
-"""The value of ``assigned`` for a group that any consumer may have."""
+UNASSIGNED = ""  # the value of ``assigned`` for a group that any consumer may have
 
 LOOK_BACK_AT_LEAST = 30.0
 """Seconds after which a search begins at the lowest key, in case a server's clock or a sequence was set back."""
@@ -30,23 +29,20 @@ DISTRUST_FOR = 600.0
 MOST_PRIORITIES = 4
 """Priorities that have bounds: each one is searched separately, so many would cost more than they save."""
 
-CLOCK_STEP = 100_000_000
-"""How far a bound of times stays behind the clock, ns: a corrected clock goes back by less."""
+CLOCK_STEP = 100_000_000  # how far a bound of times stays behind the clock, ns: a corrected clock goes back by less
 
 LATE_BY = 250_000_000
 """From how long before the current time on a trigger marks a message as late that is put or changed, ns. One statement
 that puts very many messages takes longer."""
 
-SAVE_EVERY = 10.0
-"""Seconds between two writes of the bounds to the database, from which a new process reads them."""
+SAVE_EVERY = 10.0  # seconds between two writes of the bounds to the database, from which a new process reads them
 
 SAVED_FOR = 600_000_000_000
 """How long ago, ns, a search from the lowest key must have confirmed bounds that a new process reads. Otherwise
 processes that each live for a few seconds would never find a message below them."""
 
 
-MOST_OWNERS = 100
-"""Consumers of exclusive groups in a process that have bounds: a process may use any number of names."""
+MOST_OWNERS = 100  # consumers of exclusive groups in a process that have bounds: a process may use any number of names
 
 _ORDER = itertools.count(1)
 

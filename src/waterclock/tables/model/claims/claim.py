@@ -14,11 +14,8 @@ from waterclock.tables.model.claims.bounds import GroupBounds, ProvenBound, Save
 from waterclock.tables.model.timing.lease_length import LeaseLength
 from waterclock.time import MIN_NS
 
-FIRST_SEQ, LAST_SEQ = -(2**63), 2**63 - 1
-"""Plain SQL may set any seq."""
-
-LOOK_BACK_EVERY = 1.0
-"""Seconds after which a claim searches again from the first message."""
+FIRST_SEQ, LAST_SEQ = -(2**63), 2**63 - 1  # plain SQL may set any seq
+LOOK_BACK_EVERY = 1.0  # seconds after which a claim searches again from the first message
 
 
 @dataclass(frozen=True, slots=True)

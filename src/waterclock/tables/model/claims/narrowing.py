@@ -13,8 +13,7 @@ REST = 10
 claims, narrowing takes at most a tenth of the time. One takes up to 48 transactions.
 """
 
-LONGEST_REST = 30_000_000_000
-"""The maximum pause, ns: a claimable message waits no longer behind refused ones."""
+LONGEST_REST = 30_000_000_000  # the maximum pause, ns: a claimable message waits no longer behind refused ones
 
 
 class Narrowing:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-LONGEST = 365 * 86_400_000_000_000
-"""Maximum delay, a year (ns), for any options, so that doubling never overflows."""
+LONGEST = 365 * 86_400_000_000_000  # maximum delay, a year (ns), for any options, so that doubling never overflows
 
 
 @dataclass(frozen=True, slots=True)

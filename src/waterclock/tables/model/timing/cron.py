@@ -17,11 +17,8 @@ CatchUp = Literal["none", "one", "all"]
 _SECOND = 1_000_000_000
 _FIELDS = 5
 
-ON_TIME = 60 * _SECOND
-"""A tick seen later than this after its time was missed, ns."""
-
-MOST = 100
-"""Maximum number of missed ticks of a schedule that are put at once."""
+ON_TIME = 60 * _SECOND  # a tick seen later than this after its time was missed, ns
+MOST = 100  # maximum number of missed ticks of a schedule that are put at once
 
 _NAMES = {
     "@hourly": "0 * * * *",

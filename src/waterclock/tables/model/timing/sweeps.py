@@ -12,8 +12,7 @@ minutes instead of a ``poll_interval``.
 """
 
 
-_FIRST_AFTER = 1_000_000_000
-"""After how long a process checks for the first time, ns, even if it is always busy."""
+_FIRST_AFTER = 1_000_000_000  # after how long a process checks for the first time, ns, even if it is always busy
 
 
 class Sweeps:

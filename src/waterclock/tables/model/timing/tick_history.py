@@ -9,8 +9,7 @@ from typing import Any, Literal, get_args
 
 TickOutcome = Literal["put", "skipped", "missed", "failed", "run"]
 
-MOST = 10
-"""How many of its last ticks a schedule keeps."""
+MOST = 10  # how many of its last ticks a schedule keeps
 
 _MOST_TEXT = 500
 _FIELDS = 4

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 
-GROUP = "group"
-"""Names the group of a message as its key."""
-
-LONGEST_KEY = 255
-"""Characters of a key; longer ones that begin alike count as one key."""
+GROUP = "group"  # names the group of a message as its key
+LONGEST_KEY = 255  # characters of a key; longer ones that begin alike count as one key
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
