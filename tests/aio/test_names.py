@@ -9,7 +9,7 @@ import pytest
 
 import waterclock
 from waterclock import aio
-from waterclock.aio.calling import Awaited, AwaitedAs, Iterated
+from waterclock.aio.calling import FacadeMethod
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_groups import MessageGroups
@@ -110,7 +110,7 @@ METHODS = [
     pytest.param(sync, name, id=f"{sync.__qualname__}.{name}")
     for sync, asynchronous in PAIRS.items()
     for name in sorted(public(asynchronous))
-    if isinstance(inspect.getattr_static(asynchronous, name), Awaited | AwaitedAs | Iterated)
+    if isinstance(inspect.getattr_static(asynchronous, name), FacadeMethod)
 ]
 
 

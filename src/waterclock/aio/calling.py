@@ -81,55 +81,42 @@ class ClosedAtExit(Facade[_Closing]):
         await self.threads.call(self.sync.close, is_owed=True)
 
 
-class Awaited(Generic[_P, _R]):
-    """A method that is awaited."""
+class FacadeMethod(Generic[_P, _R]):
+    """A method with the name and the parameters of a synchronous one; ``bind`` builds it for an object."""
 
-    def __init__(self, method: Callable[Concatenate[Any, _P], _R]) -> None:
+    def __init__(self, method: Callable[..., Any], bind: Callable[[Any], Callable[_P, _R]]) -> None:
         self._method = method
+        self._bind = bind
         update_wrapper(self, method)  # type: ignore[arg-type]  # this object is called like the method, through __get__
 
     @overload
     def __get__(self, facade: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, facade: Facade[Any], owner: type) -> Callable[_P, Coroutine[Any, Any, _R]]: ...
+    def __get__(self, facade: Facade[Any], owner: type) -> Callable[_P, _R]: ...
 
-    def __get__(self, facade: Facade[Any] | None, owner: type) -> Self | Callable[_P, Coroutine[Any, Any, _R]]:
-        if facade is None:
-            return self
-
-        async def awaited(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            return await facade.call(self._method, args, kwargs)
-
-        return update_wrapper(awaited, self._method)
+    def __get__(self, facade: Facade[Any] | None, owner: type) -> Self | Callable[_P, _R]:
+        return self if facade is None else update_wrapper(self._bind(facade), self._method)
 
 
-class AwaitedAs(Generic[_P, _R, _S]):
-    """A method that is awaited, and whose result is wrapped in an asynchronous object."""
+def awaited(method: Callable[Concatenate[Any, _P], _R]) -> FacadeMethod[_P, Coroutine[Any, Any, _R]]:
+    """Build a method that is awaited."""
+    return awaited_as(method, lambda _, found: found)
 
-    def __init__(
-        self,
-        method: Callable[Concatenate[Any, _P], _R],
-        wrap: Callable[[Any, _R], _S],
-        undo: Callable[[_R], object] | None = None,
-    ) -> None:
-        self._method = method
-        self._wrap = wrap
-        self._undo = undo
-        update_wrapper(self, method)  # type: ignore[arg-type]  # this object is called like the method, through __get__
 
-    @overload
-    def __get__(self, facade: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, facade: Facade[Any], owner: type) -> Callable[_P, Coroutine[Any, Any, _S]]: ...
+def awaited_as(
+    method: Callable[Concatenate[Any, _P], _R],
+    wrap: Callable[[Any, _R], _S],
+    undo: Callable[[_R], object] | None = None,
+) -> FacadeMethod[_P, Coroutine[Any, Any, _S]]:
+    """Build a method that is awaited, and whose result is wrapped in an asynchronous object."""
 
-    def __get__(self, facade: Facade[Any] | None, owner: type) -> Self | Callable[_P, Coroutine[Any, Any, _S]]:
-        if facade is None:
-            return self
+    def bind(facade: Facade[Any]) -> Callable[_P, Coroutine[Any, Any, _S]]:
+        async def call(*args: _P.args, **kwargs: _P.kwargs) -> _S:
+            return wrap(facade, await facade.call(method, args, kwargs, undo))
 
-        async def awaited(*args: _P.args, **kwargs: _P.kwargs) -> _S:
-            return self._wrap(facade, await facade.call(self._method, args, kwargs, self._undo))
+        return call
 
-        return update_wrapper(awaited, self._method)
+    return FacadeMethod(method, bind)
 
 
 class AwaitedProperty(Generic[_Sync, _R]):
@@ -162,31 +149,20 @@ class Plain(Generic[_Sync, _R]):
         return self if facade is None else self._read(facade.sync)
 
 
-class Iterated(Generic[_P, _R]):
-    """A method whose iterator is iterated with ``async for``."""
+def iterated(
+    method: Callable[Concatenate[Any, _P], Iterator[_R]], items_a_call: int = _ITEMS_A_CALL
+) -> FacadeMethod[_P, AsyncIterator[_R]]:
+    """Build a method whose iterator is iterated with ``async for``."""
 
-    def __init__(self, method: Callable[Concatenate[Any, _P], Iterator[_R]], items_a_call: int = _ITEMS_A_CALL) -> None:
-        self._method = method
-        self._items_a_call = items_a_call
-        update_wrapper(self, method)  # type: ignore[arg-type]  # this object is called like the method, through __get__
-
-    @overload
-    def __get__(self, facade: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, facade: Facade[Any], owner: type) -> Callable[_P, AsyncIterator[_R]]: ...
-
-    def __get__(self, facade: Facade[Any] | None, owner: type) -> Self | Callable[_P, AsyncIterator[_R]]:
-        if facade is None:
-            return self
-
-        async def iterated(*args: _P.args, **kwargs: _P.kwargs) -> AsyncIterator[_R]:
+    def bind(facade: Facade[Any]) -> Callable[_P, AsyncIterator[_R]]:
+        async def iterate(*args: _P.args, **kwargs: _P.kwargs) -> AsyncIterator[_R]:
             threads = facade.threads
-            items: Iterator[_R] = await threads.call(partial(self._method, facade.sync, *args, **kwargs))
+            items: Iterator[_R] = await threads.call(partial(method, facade.sync, *args, **kwargs))
             running = threading.Lock()  # a call continues in its thread after its await was cancelled
 
             def some() -> list[_R]:
                 with running:
-                    return list(islice(items, self._items_a_call))
+                    return list(islice(items, items_a_call))
 
             def close() -> None:
                 with running:
@@ -199,4 +175,6 @@ class Iterated(Generic[_P, _R]):
             finally:
                 threads.submit(close)
 
-        return update_wrapper(iterated, self._method)
+        return iterate
+
+    return FacadeMethod(method, bind)

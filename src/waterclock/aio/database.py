@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from waterclock.aio.calling import Awaited, AwaitedAs, Facade
+from waterclock.aio.calling import Facade, awaited, awaited_as
 from waterclock.aio.tables import MessageTable
 from waterclock.aio.threads import CallThreads
 from waterclock.aio.topics import Topic
@@ -42,15 +42,15 @@ class Database(Facade[SyncDatabase]):
         super().__init__(sync, threads)
         self.waiting = DatabaseWaits()
 
-    create_topic = AwaitedAs(SyncDatabase.create_topic, _topic)
-    topic = AwaitedAs(SyncDatabase.topic, _topic)
-    topics = Awaited(SyncDatabase.topics)
-    topic_infos = Awaited(SyncDatabase.topic_infos)
-    create_table = AwaitedAs(SyncDatabase.create_table, _table)
-    table = AwaitedAs(SyncDatabase.table, _table)
-    tables = Awaited(SyncDatabase.tables)
-    archive = Awaited(SyncDatabase.archive)
-    backup = Awaited(SyncDatabase.backup)
+    create_topic = awaited_as(SyncDatabase.create_topic, _topic)
+    topic = awaited_as(SyncDatabase.topic, _topic)
+    topics = awaited(SyncDatabase.topics)
+    topic_infos = awaited(SyncDatabase.topic_infos)
+    create_table = awaited_as(SyncDatabase.create_table, _table)
+    table = awaited_as(SyncDatabase.table, _table)
+    tables = awaited(SyncDatabase.tables)
+    archive = awaited(SyncDatabase.archive)
+    backup = awaited(SyncDatabase.backup)
 
     async def close(self) -> None:
         """Wait for the calls under way, and close the connections."""

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from waterclock.aio.calling import Awaited, Facade, Plain
+from waterclock.aio.calling import Facade, Plain, awaited
 from waterclock.aio.threads import CallThreads
 from waterclock.aio.waiting import DatabaseWaits
 from waterclock.errors import InvalidArgumentError, LeaseLostError
@@ -46,12 +46,12 @@ class Delivery(Facade[SyncDelivery]):
     lost = Plain[SyncDelivery, bool](lambda delivery: delivery.lost)
     over = Plain[SyncDelivery, bool](lambda delivery: delivery.over)
 
-    ack = Awaited(SyncDelivery.ack)
-    nack = Awaited(SyncDelivery.nack)
-    snooze = Awaited(SyncDelivery.snooze)
-    dead_letter = Awaited(SyncDelivery.dead_letter)
-    extend = Awaited(SyncDelivery.extend)
-    save = Awaited(SyncDelivery.save)
+    ack = awaited(SyncDelivery.ack)
+    nack = awaited(SyncDelivery.nack)
+    snooze = awaited(SyncDelivery.snooze)
+    dead_letter = awaited(SyncDelivery.dead_letter)
+    extend = awaited(SyncDelivery.extend)
+    save = awaited(SyncDelivery.save)
 
     async def __aenter__(self) -> Self:
         self.sync.__enter__()  # starts the heartbeat, without a query

@@ -6,9 +6,9 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Concatenate, Generic, ParamSpec, Self, overload
+from typing import Any, Concatenate, ParamSpec
 
-from waterclock.aio.calling import Awaited, Facade, Plain
+from waterclock.aio.calling import Facade, FacadeMethod, Plain, awaited
 from waterclock.aio.deliveries import Deliveries, Delivery
 from waterclock.aio.threads import CallThreads
 from waterclock.aio.waiting import DatabaseWaits
@@ -28,56 +28,48 @@ _SECOND = 1_000_000_000
 class MessageGroups(Facade[SyncGroups]):
     """The groups of a message table; see `waterclock.tables.message_groups`."""
 
-    list = Awaited(SyncGroups.list)
-    info = Awaited(SyncGroups.info)
-    purge = Awaited(SyncGroups.purge)
-    move = Awaited(SyncGroups.move)
-    reroute = Awaited(SyncGroups.reroute)
-    pause = Awaited(SyncGroups.pause)
-    resume = Awaited(SyncGroups.resume)
-    close = Awaited(SyncGroups.close)
-    release = Awaited(SyncGroups.release)
-    pin = Awaited(SyncGroups.pin)
-    unpin = Awaited(SyncGroups.unpin)
-    skip_head = Awaited(SyncGroups.skip_head)
-    rebalance = Awaited(SyncGroups.rebalance)
+    list = awaited(SyncGroups.list)
+    info = awaited(SyncGroups.info)
+    purge = awaited(SyncGroups.purge)
+    move = awaited(SyncGroups.move)
+    reroute = awaited(SyncGroups.reroute)
+    pause = awaited(SyncGroups.pause)
+    resume = awaited(SyncGroups.resume)
+    close = awaited(SyncGroups.close)
+    release = awaited(SyncGroups.release)
+    pin = awaited(SyncGroups.pin)
+    unpin = awaited(SyncGroups.unpin)
+    skip_head = awaited(SyncGroups.skip_head)
+    rebalance = awaited(SyncGroups.rebalance)
 
 
 class MessageSchedules(Facade[SyncSchedules]):
     """The schedules of a message table: ``await table.schedules()``."""
 
-    _list = Awaited(SyncSchedules.__call__)
-    pause = Awaited(SyncSchedules.pause)
-    resume = Awaited(SyncSchedules.resume)
-    reset = Awaited(SyncSchedules.reset)
-    run = Awaited(SyncSchedules.run)
-    keep = Awaited(SyncSchedules.keep)
+    _list = awaited(SyncSchedules.__call__)
+    pause = awaited(SyncSchedules.pause)
+    resume = awaited(SyncSchedules.resume)
+    reset = awaited(SyncSchedules.reset)
+    run = awaited(SyncSchedules.run)
+    keep = awaited(SyncSchedules.keep)
 
     def __call__(self) -> Any:
         """List the schedules."""
         return self._list()
 
 
-class _Subscribing(Generic[_P]):
-    """The method that subscribes. It makes no query yet, so that ``async for`` can use its result directly."""
+def _subscribing(
+    method: Callable[Concatenate[SyncTable, _P], SyncSubscription],
+) -> FacadeMethod[_P, Deliveries]:
+    """Build the method that subscribes. It makes no query yet, so that ``async for`` can use its result directly."""
 
-    def __init__(self, method: Callable[Concatenate[SyncTable, _P], SyncSubscription]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    @overload
-    def __get__(self, table: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, table: MessageTable, owner: type) -> Callable[_P, Deliveries]: ...
-
-    def __get__(self, table: MessageTable | None, owner: type) -> Self | Callable[_P, Deliveries]:
-        if table is None:
-            return self
-
+    def bind(table: MessageTable) -> Callable[_P, Deliveries]:
         def subscribe(*args: _P.args, **kwargs: _P.kwargs) -> Deliveries:
-            return table.open_deliveries(partial(self._method, table.sync, *args, **kwargs))
+            return Deliveries(partial(method, table.sync, *args, **kwargs), table.threads, table.waiting)
 
         return subscribe
+
+    return FacadeMethod(method, bind)
 
 
 class MessageTable(Facade[SyncTable]):
@@ -85,33 +77,33 @@ class MessageTable(Facade[SyncTable]):
 
     def __init__(self, sync: SyncTable, threads: CallThreads, waiting: DatabaseWaits) -> None:
         super().__init__(sync, threads)
-        self._waiting = waiting
+        self.waiting = waiting
 
     name = Plain[SyncTable, str](lambda table: table.name)
     options = Plain[SyncTable, TableOptions](lambda table: table.options)
     paused_until = Plain[SyncTable, int | None](lambda table: table.paused_until)
 
-    put = Awaited(SyncTable.put)
-    put_many = Awaited(SyncTable.put_many)
-    cancel = Awaited(SyncTable.cancel)
-    reschedule = Awaited(SyncTable.reschedule)
-    retry = Awaited(SyncTable.retry)
-    dead_letter = Awaited(SyncTable.dead_letter)
-    redrive = Awaited(SyncTable.redrive)
-    purge = Awaited(SyncTable.purge)
-    peek = Awaited(SyncTable.peek)
-    explain = Awaited(SyncTable.explain)
-    failures = Awaited(SyncTable.failures)
-    stats = Awaited(SyncTable.stats)
-    dead_letters = Awaited(SyncTable.dead_letters)
-    alter = Awaited(SyncTable.alter)
-    pause = Awaited(SyncTable.pause)
-    resume = Awaited(SyncTable.resume)
-    schedule = Awaited(SyncTable.schedule)
-    unschedule = Awaited(SyncTable.unschedule)
-    tick = Awaited(SyncTable.tick)
-    drop = Awaited(SyncTable.drop)
-    subscribe = _Subscribing(SyncTable.subscribe)
+    put = awaited(SyncTable.put)
+    put_many = awaited(SyncTable.put_many)
+    cancel = awaited(SyncTable.cancel)
+    reschedule = awaited(SyncTable.reschedule)
+    retry = awaited(SyncTable.retry)
+    dead_letter = awaited(SyncTable.dead_letter)
+    redrive = awaited(SyncTable.redrive)
+    purge = awaited(SyncTable.purge)
+    peek = awaited(SyncTable.peek)
+    explain = awaited(SyncTable.explain)
+    failures = awaited(SyncTable.failures)
+    stats = awaited(SyncTable.stats)
+    dead_letters = awaited(SyncTable.dead_letters)
+    alter = awaited(SyncTable.alter)
+    pause = awaited(SyncTable.pause)
+    resume = awaited(SyncTable.resume)
+    schedule = awaited(SyncTable.schedule)
+    unschedule = awaited(SyncTable.unschedule)
+    tick = awaited(SyncTable.tick)
+    drop = awaited(SyncTable.drop)
+    subscribe = _subscribing(SyncTable.subscribe)
 
     @property
     def groups(self) -> MessageGroups:
@@ -122,10 +114,6 @@ class MessageTable(Facade[SyncTable]):
     def schedules(self) -> MessageSchedules:
         """The schedules."""
         return MessageSchedules(self.sync.schedules, self.threads)
-
-    def open_deliveries(self, subscribe: Callable[[], SyncSubscription]) -> Deliveries:
-        """Iterate over the deliveries of a subscription."""
-        return Deliveries(subscribe, self.threads, self._waiting)
 
     async def receive(
         self,
@@ -152,11 +140,11 @@ class MessageTable(Facade[SyncTable]):
         until = loop.time() + seconds
         found: list[SyncDelivery] = []
         while not found and (left := until - loop.time()) > 0:
-            if await self._waiting.until_due(watched, min(left, math.inf)):
+            if await self.waiting.until_due(watched, min(left, math.inf)):
                 try:
                     found = await self.threads.call(receive, undo=self.sync.give_back)
                 finally:
-                    self._waiting.report(watched, found=bool(found))
+                    self.waiting.report(watched, found=bool(found))
         return found
 
     async def ack(self, ids: MessageId | Delivery | Iterable[MessageId | Delivery], *, connection: Any = None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from waterclock.aio.calling import Awaited, AwaitedAs, AwaitedProperty, ClosedAtExit, Facade, Iterated, Plain
+from waterclock.aio.calling import AwaitedProperty, ClosedAtExit, Facade, Plain, awaited, awaited_as, iterated
 from waterclock.message import Position
 from waterclock.topics.catalogue.topic_info import TopicInfo
 from waterclock.topics.finding.subscription_rows import SubscriptionInfo
@@ -18,9 +18,9 @@ class Producer(ClosedAtExit[SyncProducer]):
 
     last_sequence = Plain[SyncProducer, int | None](lambda producer: producer.last_sequence)
     rejected = Plain[SyncProducer, int](lambda producer: producer.rejected)
-    send = Awaited(SyncProducer.send)
-    flush = Awaited(SyncProducer.flush)
-    close = Awaited(SyncProducer.close)
+    send = awaited(SyncProducer.send)
+    flush = awaited(SyncProducer.flush)
+    close = awaited(SyncProducer.close)
 
 
 class Subscription(ClosedAtExit[SyncSubscription]):
@@ -29,19 +29,11 @@ class Subscription(ClosedAtExit[SyncSubscription]):
     position = AwaitedProperty[SyncSubscription, Position](lambda subscription: subscription.position)
     backlog = AwaitedProperty[SyncSubscription, Backlog](lambda subscription: subscription.backlog)
     info = AwaitedProperty[SyncSubscription, SubscriptionInfo](lambda subscription: subscription.info)
-    read = Awaited(SyncSubscription.read)
-    commit = Awaited(SyncSubscription.commit)
-    seek = Awaited(SyncSubscription.seek)
-    expire = Awaited(SyncSubscription.expire)
-    close = Awaited(SyncSubscription.close)
-
-
-def _subscribed(topic: Topic, subscription: SyncSubscription) -> Subscription:
-    return Subscription(subscription, topic.threads)
-
-
-def _produced(topic: Topic, producer: SyncProducer) -> Producer:
-    return Producer(producer, topic.threads)
+    read = awaited(SyncSubscription.read)
+    commit = awaited(SyncSubscription.commit)
+    seek = awaited(SyncSubscription.seek)
+    expire = awaited(SyncSubscription.expire)
+    close = awaited(SyncSubscription.close)
 
 
 class Topic(Facade[SyncTopic]):
@@ -52,34 +44,36 @@ class Topic(Facade[SyncTopic]):
     bounds = AwaitedProperty[SyncTopic, Bounds | None](lambda topic: topic.bounds)
     info = AwaitedProperty[SyncTopic, TopicInfo](lambda topic: topic.info)
 
-    append = Awaited(SyncTopic.append)
-    read = Iterated(SyncTopic.read)
-    read_arrow = Iterated(SyncTopic.read_arrow, items_a_call=1)
-    read_pandas = Awaited(SyncTopic.read_pandas)
-    read_polars = Awaited(SyncTopic.read_polars)
-    find = Awaited(SyncTopic.find)
-    newest = Awaited(SyncTopic.newest)
-    at = Awaited(SyncTopic.at)
-    index = Awaited(SyncTopic.index)
-    advance = Awaited(SyncTopic.advance)
-    messages_at = Awaited(SyncTopic.messages_at)
-    plan = Awaited(SyncTopic.plan)
-    ledgers = Awaited(SyncTopic.ledgers)
-    files = Awaited(SyncTopic.files)
-    subscribe = AwaitedAs(SyncTopic.subscribe, _subscribed, SyncSubscription.close)
-    subscriptions = Awaited(SyncTopic.subscriptions)
-    producer = AwaitedAs(SyncTopic.producer, _produced, SyncProducer.close)
-    unsubscribe = Awaited(SyncTopic.unsubscribe)
-    alter = Awaited(SyncTopic.alter)
-    rename = Awaited(SyncTopic.rename)
-    remove = Awaited(SyncTopic.remove)
-    roll = Awaited(SyncTopic.roll)
-    seal = Awaited(SyncTopic.seal)
-    compact = Awaited(SyncTopic.compact)
-    expire = Awaited(SyncTopic.expire)
-    truncate = Awaited(SyncTopic.truncate)
-    enforce_retention = Awaited(SyncTopic.enforce_retention)
-    sweep = Awaited(SyncTopic.sweep)
-    verify = Awaited(SyncTopic.verify)
-    repair = Awaited(SyncTopic.repair)
-    relocate = Awaited(SyncTopic.relocate)
+    append = awaited(SyncTopic.append)
+    read = iterated(SyncTopic.read)
+    read_arrow = iterated(SyncTopic.read_arrow, items_a_call=1)
+    read_pandas = awaited(SyncTopic.read_pandas)
+    read_polars = awaited(SyncTopic.read_polars)
+    find = awaited(SyncTopic.find)
+    newest = awaited(SyncTopic.newest)
+    at = awaited(SyncTopic.at)
+    index = awaited(SyncTopic.index)
+    advance = awaited(SyncTopic.advance)
+    messages_at = awaited(SyncTopic.messages_at)
+    plan = awaited(SyncTopic.plan)
+    ledgers = awaited(SyncTopic.ledgers)
+    files = awaited(SyncTopic.files)
+    subscribe = awaited_as(
+        SyncTopic.subscribe, lambda topic, found: Subscription(found, topic.threads), SyncSubscription.close
+    )
+    subscriptions = awaited(SyncTopic.subscriptions)
+    producer = awaited_as(SyncTopic.producer, lambda topic, found: Producer(found, topic.threads), SyncProducer.close)
+    unsubscribe = awaited(SyncTopic.unsubscribe)
+    alter = awaited(SyncTopic.alter)
+    rename = awaited(SyncTopic.rename)
+    remove = awaited(SyncTopic.remove)
+    roll = awaited(SyncTopic.roll)
+    seal = awaited(SyncTopic.seal)
+    compact = awaited(SyncTopic.compact)
+    expire = awaited(SyncTopic.expire)
+    truncate = awaited(SyncTopic.truncate)
+    enforce_retention = awaited(SyncTopic.enforce_retention)
+    sweep = awaited(SyncTopic.sweep)
+    verify = awaited(SyncTopic.verify)
+    repair = awaited(SyncTopic.repair)
+    relocate = awaited(SyncTopic.relocate)
