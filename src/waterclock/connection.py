@@ -448,7 +448,7 @@ def connect(
     if url is None:
         raise InvalidArgumentError("url is missing; name a database, such as sqlite:///factory.db")
     if filesystem is not None and ledgers is None:
-        raise InvalidArgumentError("ledgers is missing: filesystem needs the path of the ledger files on it")
+        raise InvalidArgumentError("ledgers is missing. Pass the path of the ledger files on this filesystem")
     root = None if ledgers is None else str(ledgers)
     on = None
     if filesystem is not None:

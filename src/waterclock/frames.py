@@ -148,7 +148,7 @@ def _checked_names(columns: Mapping[str, str] | None, payload: str | None) -> di
                 f" {', '.join(_NAMES)}"
             )
     if payload is not None and "payload" in columns:
-        raise InvalidArgumentError("columns must omit 'payload' if payload= names the column of payloads")
+        raise InvalidArgumentError("columns must not contain 'payload' if payload= names the column of payloads")
     return names | dict(columns)
 
 

@@ -77,7 +77,7 @@ def test_invalid_arguments_are_refused_as_by_a_synchronous_table(run: Run) -> No
         orders = await database.create_table("orders", payload="text")
         await orders.put("one")
         for call, argument in (
-            (lambda: orders.nack([5]), "deliveries must be deliveries"),  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+            (lambda: orders.nack([5]), "deliveries must come from receive"),  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
             (lambda: orders.extend(5, "1s"), "deliveries must be a list"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             (lambda: orders.ack(object()), "id must be"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
             (lambda: orders.receive(wait="soon"), "wait must be a duration"),

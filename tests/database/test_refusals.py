@@ -181,7 +181,7 @@ def test_a_file_that_may_not_be_read_says_so(open_to_all: Path) -> None:
 def test_a_read_only_database_without_a_catalogue_says_that_it_needs_one(tmp_path: Path) -> None:
     empty = tmp_path / "empty.db"
     sqlite3.connect(empty).close()
-    with pytest.raises(UnavailableError, match=r"no catalogue, this library needs .*read-only"):
+    with pytest.raises(UnavailableError, match=r"no catalogue, and this library needs .*read-only"):
         connect(f"sqlite:///file:{empty}?mode=ro&uri=true", create=True)
 
 

@@ -156,7 +156,7 @@ class AdaptiveBatchLength:
         known._slow, known._fast, known._idle = counts
         known._too_short = (window, took)
         if not 1 <= first <= known._pulses <= known._largest or known._rate < 1:
-            raise ValueError(f"the state must have a batch length from the first to the largest, got {quoted(facts)}")
+            raise ValueError(f"the batch length must be from the first to the largest length, got {quoted(facts)}")
         return known
 
     @classmethod

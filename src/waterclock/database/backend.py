@@ -205,7 +205,7 @@ class Backend:
         except UnavailableError as error:
             has = "no catalogue" if version is None else f"catalogue version {version}"
             raise UnavailableError(
-                f"cannot migrate the catalogue: the database has {has}, this library needs version {HEAD}: {error}"
+                f"cannot migrate the catalogue: the database has {has}, and this library needs version {HEAD}: {error}"
             ) from error
         except RefusedError as error:
             raise UnavailableError(f"cannot open {self.name}: {error}") from error.__cause__

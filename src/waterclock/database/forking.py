@@ -83,9 +83,9 @@ class _CutShort(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         raise UnavailableError(
-            f"cannot use {self._file} in this process: the process was forked during another thread's call on the file,"
-            " which"
-            f" had lasted {LONGEST_PAUSE:g} s. Fork between calls, or start processes with multiprocessing's 'spawn'"
+            f"cannot use {self._file} in this process: the process was forked while another thread's call on the file"
+            f" had been running for {LONGEST_PAUSE:g} s. Fork between calls, or start processes with multiprocessing's"
+            " 'spawn'"
         )
 
     def __exit__(self, *_: object) -> None:

@@ -25,15 +25,15 @@ def check_batch(batch: Batch, group: str | None) -> None:
     """
     if batch.source != group or not batch.messages:
         raise SchemaError(
-            f"batch {batch.id} must have messages and its group {group!r} as the source, got"
-            f" {len(batch.messages)} messages and the source {batch.source!r}"
+            f"batch {batch.id} must not be empty, and its source must be its group {group!r}, got"
+            f" {len(batch.messages)} messages of source {batch.source!r}"
         )
     # A cut window ends just before the message that cut it.
     last = batch.end - 1 if batch.reason in ("conflict", "boundary") else batch.end
     for message in batch.messages:
         if message.source != batch.source or not batch.start <= message.event_time <= last:
             raise SchemaError(
-                f"messages of batch {batch.id} must have its source and a time from {batch.start} to {last},"
+                f"messages of batch {batch.id} must be of its source, with times from {batch.start} to {last},"
                 f" got {message}"
             )
 

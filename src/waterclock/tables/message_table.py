@@ -837,5 +837,5 @@ def _deliveries(given: Iterable[Delivery]) -> list[Delivery]:
     deliveries = many("deliveries", given, "deliveries")
     for one in deliveries:
         if not isinstance(one, Delivery):
-            raise InvalidArgumentError(f"deliveries must be deliveries that receive returned, got {quoted(one)}")
+            raise InvalidArgumentError(f"deliveries must come from receive or a subscription, got {quoted(one)}")
     return deliveries

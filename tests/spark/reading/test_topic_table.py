@@ -208,7 +208,7 @@ def test_invalid_arguments_are_refused(spark: SparkSession, database: wc.Databas
         of(spark, database, by="time")
     with pytest.raises(wc.InvalidArgumentError, match="until"):
         of(spark, database, until="yesterday")
-    with pytest.raises(wc.UnavailableError, match=r"cannot open the ledger files, s3a://elsewhere/.*files="):
+    with pytest.raises(wc.UnavailableError, match=r"cannot open the ledger files, such as s3a://elsewhere/.*files="):
         of(spark, database, files="s3a://elsewhere/")
     for files in ("", "nowhere", "C:\\ledgers", 7):
         with pytest.raises(wc.InvalidArgumentError, match="files must be a URL such as"):

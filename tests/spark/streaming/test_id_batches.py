@@ -114,7 +114,10 @@ def test_adjoining_replays_of_a_pipeline_give_each_batch_once(
         (lambda rows, _: id_outcomes(rows, F.col("stream")), "or an integer column, got string"),
         (lambda rows, _: id_outcomes(rows, "pulse", streams=[]), "streams must name every stream"),
         (lambda _, packed: id_outcomes(packed, "train"), "df was read, got 'train' in this call and 'pulse' in df"),
-        (lambda _, packed: id_outcomes(packed, F.col("count")), "id_of must be the option idOf with which df was read"),
+        (
+            lambda _, packed: id_outcomes(packed, F.col("count")),
+            "id_of must equal the option idOf with which df was read",
+        ),
     ],
 )
 def test_mistakes_are_named_before_a_job_runs(

@@ -314,7 +314,7 @@ def _count(delivery: Delivery, held: Counter[str], lock: threading.Lock, too_man
         ({"limit": 3}, "limit must be a dict with one key and its limit, got 3"),
         ({"limit": {"a b": 1}}, "limit must be 'group' or the name of a column or header"),
         ({"fair_by": ""}, "fair_by must be 'group' or the name of a column or header"),
-        ({"limit": {"a": 1}, "fair_by": "b"}, "fair_by must name the key of limit, 'a', got 'b'"),
+        ({"limit": {"a": 1}, "fair_by": "b"}, "fair_by must name the same key as limit, 'a', got 'b'"),
         ({"limit": {"a": 1}, "groups": "sequenced"}, "limit must be omitted with groups='sequenced'"),
         ({"fair_by": "a", "groups": "exclusive"}, "fair_by must be omitted with groups='exclusive'"),
         ({"fair_by": "a", "purge_by": "partition"}, "fair_by must be omitted with purge_by='partition'"),

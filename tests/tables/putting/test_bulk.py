@@ -59,7 +59,7 @@ def test_many_deliveries_of_several_claims_are_held_together_and_what_is_lost_is
     clock.move("9m")
     assert table.receive(consumer="b") == []
     assert table.extend([], "1h") == 0
-    with pytest.raises(InvalidArgumentError, match="deliveries must be deliveries that receive returned"):
+    with pytest.raises(InvalidArgumentError, match="deliveries must come from receive or a subscription"):
         table.extend([held[0].id], "1h")  # pyright: ignore[reportArgumentType]  # the error is the point
 
 

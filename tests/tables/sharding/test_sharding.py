@@ -279,7 +279,7 @@ def test_a_put_in_the_callers_transaction_has_to_be_on_the_messages_shard(
     low = next(number for number in range(100) if orders.shard_of(number) == "-80")
     with keyspace.shard("80-").backend.engine.begin() as connection:
         with pytest.raises(
-            wc.InvalidArgumentError, match=rf"^connection must be to shard -80, which message {low} .* 80-"
+            wc.InvalidArgumentError, match=rf"^connection must be to shard -80, the shard of message {low} .* 80-"
         ):
             orders.put("a", id=low, connection=connection)
         with pytest.raises(

@@ -441,7 +441,7 @@ def test_a_root_that_cannot_be_opened_is_one_clear_line(tmp_path: Path, root: st
 def test_something_that_is_not_a_filesystem_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="got a str"):
         wc.connect(f"sqlite:///{tmp_path}/f.db", "x", "y")
-    with pytest.raises(InvalidArgumentError, match="filesystem needs the path"):
+    with pytest.raises(InvalidArgumentError, match="Pass the path of the ledger files"):
         wc.connect(f"sqlite:///{tmp_path}/f.db", filesystem=fs.LocalFileSystem())
 
 

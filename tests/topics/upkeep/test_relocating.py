@@ -278,7 +278,7 @@ def test_a_relocation_that_lost_its_copies_does_not_turn_the_topic_over(
                 with pytest.raises(Killed):
                     other.relocate(tmp_path / "new")
 
-    with pytest.raises(UnavailableError, match="another process copies its files there or removes them"):
+    with pytest.raises(UnavailableError, match="another process is copying or removing its files there"):
         sealed.relocate(tmp_path / "new", progress=lose_copies)
     assert again(sealed).files()[0].startswith(str(tmp_path / "ledgers"))
     assert times(again(sealed)) == list(range(9))

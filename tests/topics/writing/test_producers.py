@@ -100,7 +100,7 @@ def test_messages_that_a_producer_repeats_after_a_restart_must_have_been_stored(
         assert second.send(published([5])[0], sequence=5) is False
         for sequence, word in (
             (4, "was never appended"),
-            (-1, "must number 1 messages from 0"),
+            (-1, "must be from 0 to .* to number 1 messages"),
             ("4", "must be an int"),
         ):
             with pytest.raises(InvalidArgumentError, match=word):
@@ -188,7 +188,7 @@ def test_numbers_that_leave_a_gap_begin_a_new_entry(sqlite_topic: Topic) -> None
     with sqlite_topic.producer("p", linger="1h") as producer:
         for sequence in (0, 1, 5, 6):
             producer.send(published([sequence])[0], sequence=sequence)
-        with pytest.raises(InvalidArgumentError, match="must be greater than 6, the last sent"):
+        with pytest.raises(InvalidArgumentError, match=r"must be greater than 6 \(the last number sent\)"):
             producer.send(published([6])[0], sequence=6)
     assert sqlite_topic.ledgers()[0].entries == 2
     assert producer.last_sequence == 6

@@ -85,7 +85,7 @@ def _from_facts(facts: dict[str, Any], id_of: IdOf, messages: list[Message]) -> 
     taken.firsts, taken.lasts = each(facts["firsts"], whole), each(facts["lasts"], whole)
     bounds = [bound for run in zip(taken.firsts, taken.lasts, strict=True) for bound in run]
     if any(first > last for first, last in pairwise(bounds)):
-        raise ValueError("the state has runs of ids out of order")
+        raise ValueError("the runs of ids in the state are out of order")
     opened: list[OpenId] = []
     place = 0
     for number, until, size, returned in facts["open"]:

@@ -300,7 +300,7 @@ def _read(source: str, mapping: MappingOptions = _NO_MAPPING, kafka: KafkaOption
         return IngestFile(_mqtt_plan_of_url(source, mapping))
     if mapping != _NO_MAPPING:
         raise InvalidArgumentError(
-            f"cannot use mapping options with the file {quoted(source)}: it has its own mapping."
+            f"cannot use mapping options with the file {quoted(source)}: the file has its own mapping."
             " Pass a URL as source, such as mqtt://HOST"
         )
     return IngestFile.read(Path(source))

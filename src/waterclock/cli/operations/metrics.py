@@ -50,7 +50,7 @@ def metrics(
     try:
         database = common.connect()
     except UnavailableError as error:
-        _log.warning("serving metrics without those of the database until the database responds: %s", error)
+        _log.warning("cannot connect to the database yet; until then, its metrics are left out: %s", error)
         database = None
 
     def open_database() -> Database:

@@ -185,7 +185,7 @@ class KafkaIngest:
             return False
         if partitions.stopped >= partitions.open.keys():
             raise ClusterRefusedError(
-                "all partitions are stopped, because the brokers have deleted their next records. See the warnings"
+                "all partitions are stopped, because the next records were deleted on the brokers. See the warnings"
                 " above"
             )
         return self._plan.until is not None and partitions.ended | partitions.stopped >= partitions.open.keys()

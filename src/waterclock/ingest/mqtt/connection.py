@@ -216,7 +216,7 @@ class Connection:
                 )
             if reason.value < rule.qos:
                 raise RefusedByBrokerError(
-                    f"broker {self._broker.place} granted only QoS {reason.value} for {quoted(rule.filter)}, asked for"
+                    f"broker {self._broker.place} granted only QoS {reason.value} for {quoted(rule.filter)}, instead of"
                     f" {rule.qos}. Messages could be lost; subscribe with qos = 0 if that is acceptable"
                 )
 

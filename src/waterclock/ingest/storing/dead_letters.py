@@ -52,7 +52,7 @@ def check_most_payload(most_payload: int, largest_value: int) -> None:
 def check_dead_letters(name: str, topics: Collection[str]) -> None:
     """Raise InvalidArgumentError if the topic of dead letters is one of those of the messages."""
     if name in topics:  # a replay would map the messages again
-        raise InvalidArgumentError(f"dead_letters must be another topic than that of the messages, got {quoted(name)}")
+        raise InvalidArgumentError(f"dead_letters must not be the topic of the messages, got {quoted(name)}")
 
 
 def dead_letter(published: Published, reason: str, received: int) -> Message:

@@ -128,7 +128,7 @@ class LengthRecord:
                 check()
                 raise InvalidArgumentError(
                     f"pipeline {quoted(self._pipeline.name)}: its checkpoint has a batch length for messages from"
-                    f" {known.ledger}:{known.entry}:0 on, which it has not read, so messages would be batched twice."
+                    f" {known.ledger}:{known.entry}:0 on, but has not read them. So messages would be batched twice."
                     " Restore the whole checkpoint, or start with a new checkpoint and other outputs"
                 )
         name = f"from={length.ledger}-{length.entry},length={length.batch_length}"

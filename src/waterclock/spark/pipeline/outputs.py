@@ -169,7 +169,7 @@ def refuse_appended(pipeline: Pipeline, producer: str, micro_batch: int, check: 
             check()
             raise InvalidArgumentError(
                 f"cannot start pipeline {quoted(pipeline.name)}: topic {quoted(output.target)} already holds messages"
-                f" of its micro-batch {newest}, and the checkpoint ends with {micro_batch - 1}, so the checkpoint is"
+                f" of micro-batch {newest}, but the checkpoint ends with {micro_batch - 1}. So the checkpoint is"
                 " older than the topic, or a copy of the checkpoint is in use. Messages would be written twice. Start"
                 " with a new checkpoint and other outputs, or give this output another name to write anyway"
             )

@@ -154,7 +154,7 @@ def _scanned(spark: SparkSession, root: str, paths: Sequence[str], columns: Iter
         if "[PATH_NOT_FOUND]" in why:
             raise LostFileError(f"Spark cannot find a ledger file: {_line(why)}") from error
         raise UnavailableError(
-            f"Spark cannot open the ledger files, {root}/{paths[0]} and others: {_line(why)}. Add the library and"
+            f"Spark cannot open the ledger files, such as {root}/{paths[0]}: {_line(why)}. Add the library and"
             " the credentials for that URL to Spark, or pass another URL of the store as files="
         ) from error
     # Spark silently skips some files, such as those below a folder with the name of its streams' log.

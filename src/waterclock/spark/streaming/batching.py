@@ -478,7 +478,7 @@ def _numbered(df: DataFrame, id_of: str | Column) -> DataFrame:
         read_with = id_header_of(df.schema)
         if isinstance(id_of, Column) or read_with != id_of:
             raise InvalidArgumentError(
-                f"id_of must be the option idOf with which df was read, got {quoted(id_of)} in this call and"
+                f"id_of must equal the option idOf with which df was read, got {quoted(id_of)} in this call and"
                 f" {quoted(read_with)} in df"
             )
         return df

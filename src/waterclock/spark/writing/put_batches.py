@@ -60,8 +60,8 @@ def _check_known(table: MessageTable, known: Sequence[Any], batches: Mapping[str
     for name, payload in payloads_of(table.context, known).items():
         if payload != batches[name] and not _share_a_message(payload, batches[name]):
             raise InvalidArgumentError(
-                f"cannot write batch {quoted(name)} to message table {quoted(table.name)}: the table has a batch with"
-                " this id and other messages, from another topic or another source of that name. Use one"
+                f"cannot write batch {quoted(name)} to message table {quoted(table.name)}: the table already has"
+                " a different batch with this id, from another topic or from another source of the same name. Use one"
                 " table per topic"
             )
 

@@ -199,7 +199,7 @@ def _check_fit(dead: TableContext, options: TableOptions, columns: Sequence[sa.C
             continue
         if column.name not in dead.rows.c:
             raise SchemaError(
-                f"dead_letter: {dead.name!r} has no column {quoted(column.name)}; Add the column, or name another table"
+                f"dead_letter: {dead.name!r} has no column {quoted(column.name)}. Add the column, or name another table"
             )
         has, wanted = _kind(dead.rows.c[column.name].type), _kind(column.type)
         if has != wanted:

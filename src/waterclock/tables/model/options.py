@@ -262,7 +262,7 @@ class TableOptions:
             if key != self.turns_by:
                 first = next(iter(self.keys_named))
                 raise InvalidArgumentError(
-                    f"{option} must name the key of {first}, {quoted(self.turns_by)}, got {quoted(key)}"
+                    f"{option} must name the same key as {first}, {quoted(self.turns_by)}, got {quoted(key)}"
                 )
 
     @property

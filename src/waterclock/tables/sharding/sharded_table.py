@@ -477,7 +477,7 @@ class ShardedTable:
     def _elsewhere(self, message_id: MessageId, home: Shard) -> InvalidArgumentError:
         where = self._shard_of(message_id)
         return InvalidArgumentError(
-            f"connection must be to shard {where.name}, which message {quoted(message_id)} of {self.name!r} belongs to,"
+            f"connection must be to shard {where.name}, the shard of message {quoted(message_id)} of {self.name!r},"
             f" got a connection to shard {home.name}"
         )
 

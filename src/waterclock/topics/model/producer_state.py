@@ -191,7 +191,7 @@ def check_sequence(sequence: object, messages: int) -> int:
         raise InvalidArgumentError(f"sequence must be an int, the number of the first message, got {sequence!r}")
     if not 0 <= sequence <= LARGEST - messages + 1:
         raise InvalidArgumentError(
-            f"sequence must number {messages} messages from 0 to at most {LARGEST}, got {sequence} for the first"
+            f"sequence must be from 0 to {LARGEST - messages + 1}, to number {messages} messages, got {sequence}"
         )
     return sequence
 

@@ -283,8 +283,8 @@ def _record_copy(copies: _Copies, path: str, connection: sa.Connection) -> None:
 
 def _taken_over(copies: _Copies) -> UnavailableError:
     return UnavailableError(
-        f"cannot relocate topic {copies.storage.name!r} to {copies.there.place}: another process copies its files there"
-        " or removes them. Try again in a minute"
+        f"cannot relocate topic {copies.storage.name!r} to {copies.there.place}: another process is copying or"
+        " removing its files there. Try again in a minute"
     )
 
 

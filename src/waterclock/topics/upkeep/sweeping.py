@@ -58,7 +58,7 @@ def sweep(storage: Storage, *, strict: bool = False, at_hand: Mapping[str, Ledge
         except (UnavailableError, DamagedError) as error:
             if strict and isinstance(error, DamagedError):  # no retry can fix this path
                 _forget(storage, path)
-                _log.warning("removing topic %r without one of its files: %s", storage.name, error)
+                _log.warning("cannot delete a file of topic %r, removing the topic anyway: %s", storage.name, error)
                 continue
             if strict:
                 raise

@@ -142,13 +142,15 @@ class Producer(Closing):
         if not self._before.holds(sequence):
             known = "was never appended" if self._before.holds(sequence) is False else "may never have been appended"
             raise InvalidArgumentError(
-                f"sequence of producer {self._name!r} must be greater than {self._stored_before}, the last stored,"
+                f"sequence of producer {self._name!r} must be greater than {self._stored_before} (the last one stored),"
                 f" got {sequence}, which {known}"
             )
 
     def _skip_to(self, sequence: int) -> None:
         if sequence < self._next:
-            raise InvalidArgumentError(f"sequence must be greater than {self._next - 1}, the last sent, got {sequence}")
+            raise InvalidArgumentError(
+                f"sequence must be greater than {self._next - 1} (the last number sent), got {sequence}"
+            )
         if sequence > self._next:
             self._drain()  # an entry's messages are numbered without a gap
             self._next = sequence

@@ -64,7 +64,7 @@ class _Process:
         leased = delivery.leased
         if (said.process, said.claim_id, said.seq) == (self._process.pid, leased.claim_id, leased.seq):
             return said
-        _log.error("dropped an answer of a handler process, which was for another message")
+        _log.error("dropped an answer from a handler process, because it was for another message")
         return None
 
     def kill(self) -> None:

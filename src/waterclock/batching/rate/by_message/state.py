@@ -144,7 +144,7 @@ class RateState:
         assembly.trusted_from = moment(facts["trusted_from"])
         assembly.outnumbered = flag(facts["outnumbered"])
         if next(self._messages, None) is not None:
-            raise ValueError("the state has a message without a window and a stream")
+            raise ValueError("the state has a message that is in neither a window nor a stream")
         return assembly
 
 
