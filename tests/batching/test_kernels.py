@@ -293,6 +293,50 @@ def test_settings_for_numba_do_not_keep_kernels_from_being_compiled(clone: Path)
     assert (clone / missing).exists()
 
 
+def functions_for_numba(name: str) -> dict[Callable[..., Any], dict[str, Any]]:
+    """Return the functions of a kernel that Numba compiles, with its options, without compiling them."""
+    found: dict[Callable[..., Any], dict[str, Any]] = {}
+
+    def njit(*given: Any, **options: Any) -> Any:
+        def note(function: Callable[..., Any]) -> Callable[..., Any]:
+            found[function] = options
+            return function
+
+        return note(*given) if given and callable(given[0]) else note
+
+    with patch.object(kernels, "numba_for", lambda _: (njit, kernels.TYPES)), patch.dict(sys.modules):
+        sys.modules.pop(name, None)
+        import_module(name)
+    return found
+
+
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_code_compiled_together_is_in_one_file_and_kept(name: str) -> None:
+    # Numba's cache looks for changes in the file of the function that is called, and in no other.
+    functions = functions_for_numba(name)
+    called = kernels.Kernel(name).interpreted.njit.signatures
+    assert {function.__module__ for function in functions} == {name}
+    assert {function.__name__ for function, options in functions.items() if options.get("cache")} == set(called)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        pytest.param("waterclock.batching.event_time.kernel", "assign", marks=pytest.mark.slow),
+        pytest.param("waterclock.batching.rate.by_column.kernel", "run", marks=pytest.mark.slow),
+        ("waterclock.columnar.batch_bytes_kernel", "copy_bytes"),
+    ],
+)
+def test_a_second_process_starts_without_compiling(name: str, function: str) -> None:
+    import_module(name)
+    program = (
+        f"from {name} import {function}\n"
+        f"print(sum({function}.stats.cache_hits.values()), sum({function}.stats.cache_misses.values()))"
+    )
+    second = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert second.stdout.split() == ["1", "0"]
+
+
 def read_clocks(**changed: Any) -> None:
     arguments = {
         "sources": np.zeros(4, np.uint32),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any, get_args
 
 import numpy as np
@@ -347,29 +346,6 @@ def test_arrays_must_have_one_length_and_numbers_from_0() -> None:
         assign_arrays(none, one, time, time, rule)
     with pytest.raises(InvalidArgumentError, match="streams must be integers ≥ 0, got -1"):
         assign_arrays(one, below, time, time, rule)
-
-
-@pytest.mark.parametrize("rule", ["event_time.kernel.assign", "rate.by_column.kernel.run"])
-def test_a_second_process_starts_without_compiling(rule: str) -> None:
-    kernel, function = f"waterclock.batching.{rule}".rsplit(".", 1)
-    import_module(kernel)
-    program = (
-        f"from {kernel} import {function}\n"
-        f"print(sum({function}.stats.cache_hits.values()), sum({function}.stats.cache_misses.values()))"
-    )
-    second = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert second.stdout.split() == ["1", "0"]
-
-
-@pytest.mark.parametrize(
-    "room", ["batching.event_time.kernel", "batching.rate.by_column.kernel", "columnar.packing_kernel"]
-)
-def test_code_compiled_together_is_in_one_file(room: str) -> None:
-    # Numba's cache looks for changes in the file of the function that is called, and in no other.
-    kernel = import_module(f"waterclock.{room}")
-    compiled = [value.py_func for value in vars(kernel).values() if hasattr(value, "py_func")]
-    assert len(compiled) >= 5
-    assert {function.__module__ for function in compiled} == {kernel.__name__}
 
 
 def test_batching_message_by_message_does_not_wait_for_numba() -> None:
