@@ -50,11 +50,12 @@ finish() {
     done
 }
 
+# Processes in the background are killed with signal 9, because a shell that was just forked may lose a SIGTERM.
 stopping=
 waiting=
 stop() {
     stopping=yes
-    [ -z "$waiting" ] || kill "$waiting" 2>/dev/null || true
+    [ -z "$waiting" ] || kill -9 "$waiting" 2>/dev/null || true
 }
 trap stop TERM INT
 
@@ -78,7 +79,7 @@ handle() {
         code=0
         wait $running || code=$?
     done
-    kill $beating 2>/dev/null || true
+    kill -9 $beating 2>/dev/null || true
     wait $beating 2>/dev/null || true
     case $code in
     0) finish ack "{\"deliveries\": [\"$delivery\"]}" ;;
