@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -305,17 +305,18 @@ def functions_for_numba(name: str) -> dict[Callable[..., Any], dict[str, Any]]:
         return note(*given) if given and callable(given[0]) else note
 
     with patch.object(kernels, "numba_for", lambda _: (njit, kernels.TYPES)), patch.dict(sys.modules):
-        sys.modules.pop(name, None)
+        for module in [module for module in sys.modules if f"{module}.".startswith(f"{name}.")]:
+            del sys.modules[module]
         import_module(name)
     return found
 
 
 @pytest.mark.parametrize("name", kernels.KERNELS)
-def test_code_compiled_together_is_in_one_file_and_kept(name: str) -> None:
-    # Numba's cache looks for changes in the file of the function that is called, and in no other.
+def test_code_compiled_together_is_in_one_kernel_and_kept(name: str) -> None:
+    # The caches of machine code notice changes in files of the kernel, and in no others.
     functions = functions_for_numba(name)
     called = kernels.Kernel(name).interpreted.njit.signatures
-    assert {function.__module__ for function in functions} == {name}
+    assert all(f"{function.__module__}.".startswith(f"{name}.") for function in functions)
     assert {function.__name__ for function, options in functions.items() if options.get("cache")} == set(called)
 
 
@@ -377,3 +378,72 @@ def test_numba_without_a_writable_folder_is_unavailable_with_the_remedy() -> Non
     failing = patch.object(kernels, "import_module", side_effect=RuntimeError("no locator available"))
     with interpreting(), failing, pytest.raises(UnavailableError, match=r"no locator available.*Set NUMBA_CACHE_DIR"):
         kernels.Kernel(_KERNELS[0]).compiled  # noqa: B018
+
+
+MADE_UP_KERNEL = {
+    "limits_of_made_up.py": "LIMIT = 3\n",
+    "made_up/__init__.py": """from limits_of_made_up import LIMIT
+
+from .steps import njit, step, types
+
+
+@njit(types.int64(types.int64), cache=True)
+def run(number):
+    return step(number) + LIMIT
+""",
+    "made_up/steps.py": """from waterclock.batching.kernels import numba_for
+
+njit, types = numba_for(__name__)
+
+
+@njit
+def step(number):
+    return number * 2
+""",
+}
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
+    """Write a kernel of two files, and return a function that imports it as a new process would."""
+    for name, text in MADE_UP_KERNEL.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(kernels, "KERNELS", ("made_up",))
+    monkeypatch.setattr(kernels, "_kernels", [])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def forget() -> None:
+        for name in [name for name in sys.modules if "made_up" in name]:
+            del sys.modules[name]
+
+    def imported() -> Any:
+        forget()
+        return import_module("made_up")
+
+    yield imported
+    forget()
+
+
+@pytest.mark.parametrize(("file", "line"), [("made_up/steps.py", "return number * 2"), ("limits_of_made_up.py", "3")])
+def test_numba_compiles_again_after_a_change_of_another_file(
+    file: str, line: str, made_up: Callable[[], Any], tmp_path: Path
+) -> None:
+    assert made_up().run(1) == 5
+    again = made_up().run
+    assert (again(1), sum(again.stats.cache_hits.values())) == (5, 1)
+    (tmp_path / file).write_text(MADE_UP_KERNEL[file].replace(line, f"{line} + 1"))
+    changed = made_up().run
+    assert (changed(1), sum(changed.stats.cache_hits.values())) == (6, 0)
+
+
+def test_a_library_of_another_source_of_its_package_has_another_fingerprint(
+    made_up: Callable[[], Any], tmp_path: Path
+) -> None:
+    kernel = kernels.Kernel("made_up")
+    before = kernel.fingerprint
+    assert kernel.interpreted.run(1) == 5
+    assert kernel.library == str(tmp_path / "libmade_up.so")
+    (tmp_path / "made_up/steps.py").write_text(MADE_UP_KERNEL["made_up/steps.py"] + "\n")
+    assert kernels.Kernel("made_up").fingerprint != before

@@ -61,7 +61,7 @@ TYPES = SimpleNamespace(
 
 
 def fingerprint(source: bytes, constants: Mapping[str, Any]) -> str:
-    """Return a hash of a kernel's file, the numbers that it imports, and this file: a library depends on no more."""
+    """Return a hash of a kernel's files, the numbers that they import, and this file: a library depends on no more."""
     found = hashlib.sha256(source + _SOURCE)
     for name, value in sorted(constants.items()):
         if isinstance(value, (int, float, np.generic, np.ndarray)):

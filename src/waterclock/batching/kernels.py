@@ -1,9 +1,12 @@
-"""Loads kernels, which are modules of functions over arrays. A kernel is one file, and runs in one of three forms.
+"""Loads kernels, which are modules of functions over arrays. A kernel runs in one of three forms.
 
 A wheel ships each kernel as a compiled library, which loads in milliseconds (`kernel_library`). Without that library,
 as in a clone, a kernel runs interpreted for few rows, and compiled with Numba for many rows. Numba takes 40 s to
 compile after an installation, and 0.7 to 2 s to load the compiled code in each process, mostly for its own import. In
 that time, the interpreted form handles `INTERPRETED_ROWS` rows (docs/adr/0025).
+
+A kernel is one file, or a package. The files of a package import one another relatively, so that each form imports
+files in the same form.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import sys
 from functools import cached_property
 from importlib import import_module
 from importlib.abc import SourceLoader
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec
 from types import ModuleType
 from typing import Any, cast
 
@@ -61,8 +65,8 @@ class _Interpreting:
 
 
 def is_interpreted(module: str) -> bool:
-    """Return whether a kernel's module is loaded in the interpreted form."""
-    return module.endswith(_INTERPRETED)
+    """Return whether a module of a kernel is loaded in the interpreted form."""
+    return _INTERPRETED in module
 
 
 def note_pause() -> None:
@@ -78,11 +82,35 @@ def load_compiled() -> None:
 
 
 def numba_for(module: str) -> tuple[Any, Any]:
-    """Return ``njit`` and ``types`` for a kernel's module, whose name says in which form it is loaded."""
+    """Return ``njit`` and ``types`` for a module of a kernel, whose name says in which form it is loaded."""
     if is_interpreted(module):
         return _Interpreting(), TYPES
+    kernel = next(name for name in KERNELS if module == name or module.startswith(f"{name}."))
+    return _caching_njit(Kernel(kernel)), import_module("numba").types
+
+
+def _caching_njit(kernel: Kernel) -> Any:
+    """Return Numba's ``njit``, whose cache on disk then notices a change of any file and number of the kernel.
+
+    Numba's own cache only compares the file of the cached function.
+    """
     numba = import_module("numba")
-    return numba.njit, numba.types
+
+    def njit(*given: Any, cache: bool = False, **options: Any) -> Any:
+        if not cache or numba.config.DISABLE_JIT:
+            return numba.njit(*given, **options)
+
+        def compiled(function: Any) -> Any:
+            dispatcher = numba.njit(**options)(function)
+            dispatcher.enable_caching()
+            dispatcher._cache._cache_file._source_stamp = kernel.fingerprint  # noqa: SLF001  # no option sets it
+            dispatcher.compile(*given)
+            dispatcher.disable_compile()
+            return dispatcher
+
+        return compiled
+
+    return njit
 
 
 class Kernel:
@@ -99,33 +127,50 @@ class Kernel:
         self.rows = 0  # rows that it ran interpreted, less those that pauses made up for
         _kernels.append(self)
 
-    @cached_property
+    @property
     def interpreted(self) -> Any:
         """The module without Numba; also for its constants."""
-        code = self._file[0].get_code(self.name)
+        return self._modules[0]
+
+    @cached_property
+    def _modules(self) -> list[Any]:
+        """The module without Numba, and those of its package that it imports."""
+        loader, path = self._file
+        code = loader.get_code(self.name)
         assert code is not None  # noqa: S101  # it has a source file
-        module = ModuleType(self.name + _INTERPRETED)
+        spec = ModuleSpec(self.name + _INTERPRETED, None, origin=path)
+        spec.submodule_search_locations = self._spec.submodule_search_locations
+        module = module_from_spec(spec)
+        sys.modules[spec.name] = module  # where its relative imports look for it
         exec(code, module.__dict__)  # noqa: S102  # this package's own file, as an import would execute it
-        return module
+        others = {name: each for name, each in sys.modules.items() if name.startswith(f"{spec.name}.")}
+        return [module, *(others[name] for name in sorted(others))]
+
+    @property
+    def _spec(self) -> ModuleSpec:
+        spec = find_spec(self.name)
+        assert spec is not None  # noqa: S101  # a module of this package
+        return spec
 
     @property
     def _file(self) -> tuple[SourceLoader, str]:
-        spec = find_spec(self.name)
-        assert spec is not None  # noqa: S101  # a module of this package
+        spec = self._spec
         assert spec.origin is not None  # noqa: S101  # it has a source file
         return cast("SourceLoader", spec.loader), spec.origin
 
     @property
     def library(self) -> str:
         """The path of its library, which may be missing."""
-        folder, _, file = self._file[1].rpartition("/")
+        folder, _, file = self._file[1].removesuffix("/__init__.py").rpartition("/")
         return f"{folder}/lib{file.removesuffix('.py')}.so"
 
     @property
     def fingerprint(self) -> str:
         """The fingerprint of its source."""
         loader, path = self._file
-        return fingerprint(loader.get_data(path), vars(self.interpreted))
+        source = b"".join(loader.get_data(each) for each in (path, *(other.__file__ for other in self._modules[1:])))
+        numbers = {f"{each.__name__}.{name}": value for each in self._modules for name, value in vars(each).items()}
+        return fingerprint(source, numbers)
 
     @cached_property
     def shipped(self) -> Any:

@@ -1,9 +1,4 @@
-"""The rule of event-time batching over arrays, compiled with Numba.
-
-Numba caches machine code per file, and looks for changes only in that file. If a compiled function called a function of
-another file, it would keep calling the old function after a change there. So this file contains all the compiled code
-of the rule, and imports only numbers. After you change such a number, save this file, too.
-"""
+"""The rule of event-time batching over arrays, compiled with Numba. This file imports only numbers from other files."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ usually late. But if its event time is before those of earlier messages, it show
 clock was set, the line and its points move as if the clock had always been set that way, and the drift stays known.
 
 The functions take a row of integers, as a NumPy row or a list, so that the class, the columns and Spark use the same
-code. All compiled code is in this file.
+code.
 """
 
 from __future__ import annotations

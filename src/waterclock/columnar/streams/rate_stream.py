@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from waterclock._support.quoting import quoted
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.facts import count, each, maybe, moment, read_as
-from waterclock.batching.rate.by_column.columns import KERNEL, long_calls
+from waterclock.batching.rate.by_column import layout
+from waterclock.batching.rate.by_column.columns import long_calls
 from waterclock.batching.rate.by_column.many import ManyBatches, RateAwareMany
 from waterclock.batching.rate.by_column.many_state import from_arrays, to_arrays
 from waterclock.batching.rate.by_column.outside import count_outside, latest_of_streams
@@ -298,7 +299,7 @@ class RateStream:
 
     def _warn_of_silences(self, ordered: ManySources, found: ManyBatches, times: npt.NDArray[np.int64]) -> None:
         """Warn of stalled batches most of whose messages came after a silence, as the class does."""
-        for batch in np.flatnonzero(found.reasons == KERNEL.interpreted.STALL).tolist():
+        for batch in np.flatnonzero(found.reasons == layout.STALL).tolist():
             own = found.messages[found.offsets[batch] : found.offsets[batch + 1]]
             farthest = min(int(found.ends[batch]) + ERA * self._rule.batch_length, MAX_NS)
             if 2 * np.count_nonzero(times[own] > farthest) > len(own):
@@ -371,7 +372,7 @@ def _outcome_rows(ordered: ManySources, found: ManyBatches, offsets: npt.NDArray
     rows = np.repeat(np.arange(len(sources)), np.diff(firsts))
     numbers = found.messages[_leaving_order(ordered, found.messages, batch_of)]
     leaving = ordered.take(numbers)
-    windows = found.reasons != KERNEL.interpreted.START
+    windows = found.reasons != layout.START
     times, maps = leaving.messages["event_time"], None
     if offsets is not None:
         own = offsets[numbers]
@@ -383,7 +384,7 @@ def _outcome_rows(ordered: ManySources, found: ManyBatches, offsets: npt.NDArray
     outside = count_outside(found.starts, found.ends, windows, found.offsets, leaving.streams, times)
     streams, leaving.messages["stream"] = local_streams(rows, len(sources), leaving.streams, ordered.stream_names)
     batches = batch_structs(
-        np.array([REASONS.index(reason) for reason in KERNEL.interpreted.REASONS])[found.reasons],
+        np.array([REASONS.index(reason) for reason in layout.REASONS])[found.reasons],
         start=found.starts,
         end=found.ends,
         closed_at=found.closed_at,

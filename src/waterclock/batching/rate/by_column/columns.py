@@ -11,10 +11,12 @@ import numpy.typing as npt
 from waterclock._support.quoting import quoted
 from waterclock.batching.declared_streams import stream_names
 from waterclock.batching.kernels import Kernel
+from waterclock.batching.rate.by_column import layout
 from waterclock.batching.rate.by_column.columns_state import RateColumnsState
 from waterclock.batching.rate.by_column.outside import count_outside, latest_of_streams
 from waterclock.batching.rate.by_message.aligned import ALIGNMENT, Clocks, checked_clocks
 from waterclock.batching.rate.long_call import warn
+from waterclock.batching.rate.period import KEPT_DIFFERENCES
 from waterclock.batching.rate.rule import CUTS, ERA, RIDES, Gated, RateRule, role_chooser
 from waterclock.batching.rate.runs import boundaries_by_batch, runs_of
 from waterclock.errors import InvalidArgumentError
@@ -143,14 +145,13 @@ class RateAwareColumns:
         self._boundaries = frozenset(stream_names(boundaries or (), "boundaries"))
         self._run_of_source: list[int | None] = [None]
         roles = np.array([*map(role_chooser(gated, self._boundaries), streams), RIDES], np.int64)
-        kernel = KERNEL.interpreted
         self._row_of = np.where(roles != RIDES, np.arange(len(roles)), len(roles) - 1).astype(np.uint32)
-        self._facts = np.zeros(kernel.ALL_FACTS, np.int64)
-        self._facts[[kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(rule)
-        self._facts[[kernel.AUTO, kernel.DISORDER]] = rule.auto, rule.max_disorder
-        self._tracks = np.zeros((len(roles), kernel.TRACK_COLUMNS), np.int64)
-        self._tracks[:, kernel.ROLE] = roles
-        self._rings = np.zeros((len(roles), kernel.KEPT_DIFFERENCES), np.int64)
+        self._facts = np.zeros(layout.ALL_FACTS, np.int64)
+        self._facts[[layout.LENGTH, layout.TIMEOUT_NS]] = in_kernel(rule)
+        self._facts[[layout.AUTO, layout.DISORDER]] = rule.auto, rule.max_disorder
+        self._tracks = np.zeros((len(roles), layout.TRACK_COLUMNS), np.int64)
+        self._tracks[:, layout.ROLE] = roles
+        self._rings = np.zeros((len(roles), KEPT_DIFFERENCES), np.int64)
         self._clocks = np.zeros((len(self._names), checked_clocks(clocks) * ALIGNMENT.interpreted.COLUMNS), np.int64)
         self._paused = True  # no time passes until the clock is read again
         self._count = 0
@@ -163,7 +164,7 @@ class RateAwareColumns:
     @property
     def batch_length(self) -> int:
         """Length of the window in progress, ns."""
-        return int(self._facts[KERNEL.interpreted.LENGTH])
+        return int(self._facts[layout.LENGTH])
 
     @property
     def buffered(self) -> int:
@@ -178,12 +179,11 @@ class RateAwareColumns:
         InvalidArgumentError
             As `RateAwareBatcher.set_batch_length`.
         """
-        kernel = KERNEL.interpreted
-        disorder = int(self._facts[kernel.DISORDER])
+        disorder = int(self._facts[layout.DISORDER])
         rule = RateRule.of(self.batch_length, self._factor, max_disorder=disorder).with_length(batch_length)
-        begun = self._facts[kernel.BEGUN]
-        columns = [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT] if begun else [kernel.LENGTH, kernel.TIMEOUT_NS]
-        is_used = begun and rule.batch_length == self._facts[kernel.LENGTH]
+        begun = self._facts[layout.BEGUN]
+        columns = [layout.NEXT_LENGTH, layout.NEXT_TIMEOUT] if begun else [layout.LENGTH, layout.TIMEOUT_NS]
+        is_used = begun and rule.batch_length == self._facts[layout.LENGTH]
         self._facts[columns] = (0, 0) if is_used else in_kernel(rule)
 
     @property
@@ -209,7 +209,7 @@ class RateAwareColumns:
         riding = len(self._row_of) - 1
         added = len(roles)
         tracks = np.zeros((added, self._tracks.shape[1]), np.int64)
-        tracks[:, KERNEL.interpreted.ROLE] = roles
+        tracks[:, layout.ROLE] = roles
         rings = np.zeros((added, self._rings.shape[1]), np.int64)
         # Streams that ride along share the last row, which moves.
         self._tracks = np.concatenate([self._tracks[:riding], tracks, self._tracks[riding:]])
@@ -289,12 +289,11 @@ class RateAwareColumns:
 
     def state(self) -> bytes:
         """Encode the whole state, including options, for `restore`."""
-        kernel = KERNEL.interpreted
         elsewhere, runs = self._rows()
         arrays = {name: getattr(self, f"_{name}") for name in _ARRAYS} | {
-            "facts": self._facts[: kernel.FACTS],
-            "elsewhere": elsewhere[: self._facts[kernel.ERAS]],
-            "runs": runs[: self._facts[kernel.RUNS]],
+            "facts": self._facts[: layout.FACTS],
+            "elsewhere": elsewhere[: self._facts[layout.ERAS]],
+            "runs": runs[: self._facts[layout.RUNS]],
         }
         names = sorted(self._boundaries)
         return RateColumnsState(self._factor, self._count, names, self._run_of_source[0], **arrays).to_bytes()
@@ -337,9 +336,8 @@ class RateAwareColumns:
 
     def _rows(self) -> tuple[Ints, Ints]:
         """Return views of the rows of other eras' traffic and of runs of starts, which follow the other facts."""
-        kernel = KERNEL.interpreted
-        elsewhere, runs = np.split(self._facts[kernel.ELSEWHERE_FROM :], [kernel.RUNS_FROM - kernel.ELSEWHERE_FROM])
-        return elsewhere.reshape(-1, kernel.ELSEWHERE_COLUMNS), runs.reshape(-1, kernel.RUN_COLUMNS)
+        elsewhere, runs = np.split(self._facts[layout.ELSEWHERE_FROM :], [layout.RUNS_FROM - layout.ELSEWHERE_FROM])
+        return elsewhere.reshape(-1, layout.ELSEWHERE_COLUMNS), runs.reshape(-1, layout.RUN_COLUMNS)
 
     def _check(self, codes: Ints, times: Ints, bounds: Ints) -> None:
         known = len(self._row_of) - 1
@@ -382,8 +380,7 @@ class RateAwareColumns:
     def _pass_time(self, readings: Ints) -> None:
         """If the clock was not read for a while, resume counting at the first reading."""
         if self._paused and len(readings):
-            kernel = KERNEL.interpreted
-            self._facts[kernel.SINCE] += readings[0] - self._facts[kernel.LOOKED]
+            self._facts[layout.SINCE] += readings[0] - self._facts[layout.LOOKED]
             self._paused = False
 
     def _run(
@@ -397,12 +394,11 @@ class RateAwareColumns:
         *,
         flush: bool,
     ) -> RateBatches:
-        kernel = KERNEL.interpreted
         count = len(times)
         joined, given, kept = (np.empty(count + 1, np.int64) for _ in range(3))
-        table = np.empty((count + 1, kernel.BATCH_COLUMNS), np.int64)
-        links = np.empty((count, kernel.LINK_COLUMNS), np.int32)
-        links[:, kernel.WAITS_FOR] = waits_for
+        table = np.empty((count + 1, layout.BATCH_COLUMNS), np.int64)
+        links = np.empty((count, layout.LINK_COLUMNS), np.int32)
+        links[:, layout.WAITS_FOR] = waits_for
         ends_of = [np.array([0, total], np.int64) for total in (count, len(calls), len(self._tracks), 0)]
         keeps = KERNEL.call(
             "run", count,
@@ -413,12 +409,12 @@ class RateAwareColumns:
         leaving, offsets = given[: count - keeps], np.concatenate([[0], until])
         boundaries = {}
         if self._boundaries:
-            boundaries = boundaries_by_batch(offsets, times[leaving], self._tracks[rows[leaving], kernel.ROLE] == CUTS)
+            boundaries = boundaries_by_batch(offsets, times[leaving], self._tracks[rows[leaving], layout.ROLE] == CUTS)
         batches = RateBatches(
             starts,
             ends,
             closed_at,
-            tuple(kernel.REASONS[reason] for reason in reasons.tolist()),
+            tuple(layout.REASONS[reason] for reason in reasons.tolist()),
             offsets,
             numbers[leaving],
             self._shifts[leaving],
@@ -426,7 +422,7 @@ class RateAwareColumns:
         )
         kept = kept[:keeps]
         self._codes, self._times, self._numbers = rows[kept], times[kept], numbers[kept]
-        self._waits_for, self._shifts = links[kept, kernel.WAITS_FOR], self._shifts[kept]
+        self._waits_for, self._shifts = links[kept, layout.WAITS_FOR], self._shifts[kept]
         return batches
 
 
@@ -460,7 +456,7 @@ def _long_calls(times: Ints, bounds: Ints, farthest: int) -> list[int]:
 
 def in_kernel(rule: RateRule) -> tuple[int, int]:
     """Return length and timeout in the kernel's form."""
-    return rule.batch_length, KERNEL.interpreted.NEVER if rule.factor is None else int(rule.timeout)
+    return rule.batch_length, layout.NEVER if rule.factor is None else int(rule.timeout)
 
 
 def _moved(rows: npt.NDArray[Any], riding: int, by: int) -> npt.NDArray[Any]:

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from waterclock.batching.rate.by_column import layout
 from waterclock.batching.rate.by_column.columns import KERNEL, in_kernel
 from waterclock.batching.rate.by_message.aligned import ALIGNMENT
+from waterclock.batching.rate.period import KEPT_DIFFERENCES
 from waterclock.batching.rate.rule import CUTS, RIDES, RateRule
 from waterclock.batching.rate.runs import boundaries_by_batch, runs_of
 
@@ -112,12 +114,11 @@ class RateAwareMany:
     )
 
     def __init__(self, rule: RateRule, *, aligns: bool = False) -> None:
-        kernel = KERNEL.interpreted
         self.rule = rule
-        self.facts = np.empty((0, kernel.ALL_FACTS), np.int64)
+        self.facts = np.empty((0, layout.ALL_FACTS), np.int64)
         self.runs: list[int | None] = []
-        self.tracks = np.empty((0, kernel.TRACK_COLUMNS), np.int64)
-        self.rings = np.empty((0, kernel.KEPT_DIFFERENCES), np.int64)
+        self.tracks = np.empty((0, layout.TRACK_COLUMNS), np.int64)
+        self.rings = np.empty((0, KEPT_DIFFERENCES), np.int64)
         self.track_bounds = np.zeros(1, np.int64)
         self.pairs = np.empty((0, 3), np.int64)
         self.clocks = np.empty((0, ALIGNMENT.interpreted.COLUMNS if aligns else 0), np.int64)
@@ -138,17 +139,16 @@ class RateAwareMany:
         roles_of
             Returns the roles of some streams.
         """
-        kernel = KERNEL.interpreted
         added = sources - len(self.facts)
         if added:
-            facts = np.zeros((added, kernel.ALL_FACTS), np.int64)
-            facts[:, [kernel.LENGTH, kernel.TIMEOUT_NS]] = in_kernel(self.rule)
-            facts[:, [kernel.AUTO, kernel.DISORDER]] = self.rule.auto, self.rule.max_disorder
+            facts = np.zeros((added, layout.ALL_FACTS), np.int64)
+            facts[:, [layout.LENGTH, layout.TIMEOUT_NS]] = in_kernel(self.rule)
+            facts[:, [layout.AUTO, layout.DISORDER]] = self.rule.auto, self.rule.max_disorder
             self.facts = np.concatenate([self.facts, facts])
             self.runs += [None] * added
             self.track_bounds = np.append(self.track_bounds, self.track_bounds[-1] + 1 + np.arange(added))
-            self.tracks = np.concatenate([self.tracks, np.zeros((added, kernel.TRACK_COLUMNS), np.int64)])
-            self.rings = np.concatenate([self.rings, np.zeros((added, kernel.KEPT_DIFFERENCES), np.int64)])
+            self.tracks = np.concatenate([self.tracks, np.zeros((added, layout.TRACK_COLUMNS), np.int64)])
+            self.rings = np.concatenate([self.rings, np.zeros((added, KEPT_DIFFERENCES), np.int64)])
         known = self.pairs[:, 0] * streams + self.pairs[:, 1]
         place = np.searchsorted(known, keys)
         is_known = known[np.minimum(place, len(known) - 1)] == keys if len(known) else np.zeros(len(keys), np.bool_)
@@ -196,12 +196,11 @@ class RateAwareMany:
         flush
             Sources of which everything is returned at the end.
         """
-        kernel = KERNEL.interpreted
         count, sources = len(times), len(bounds) - 1
         calls, call_bounds = _calls(bounds, begins)
-        links = np.full((count, kernel.LINK_COLUMNS), kernel.NONE, np.int32)
-        links[self._kept_places(bounds, begins), kernel.WAITS_FOR] = self.waits_for
-        table = np.empty((count + sources, kernel.BATCH_COLUMNS), np.int64)
+        links = np.full((count, layout.LINK_COLUMNS), layout.NONE, np.int32)
+        links[self._kept_places(bounds, begins), layout.WAITS_FOR] = self.waits_for
+        table = np.empty((count + sources, layout.BATCH_COLUMNS), np.int64)
         joined, given, kept = (np.empty(count + sources, np.int64) for _ in range(3))
         batch_bounds = np.zeros(sources + 1, np.int64)
         keeps = KERNEL.call(
@@ -212,12 +211,12 @@ class RateAwareMany:
         starts, ends, closed, reasons, until = table[: batch_bounds[-1]].T.copy()
         kept, leaving, offsets = kept[:keeps], given[: count - keeps], np.concatenate([[0], until])
         boundaries = {}
-        cutting = self.tracks[:, kernel.ROLE] == CUTS
+        cutting = self.tracks[:, layout.ROLE] == CUTS
         if cutting.any():
             row_of = np.repeat(self.track_bounds[:-1], np.diff(bounds)) + rows
             boundaries = boundaries_by_batch(offsets, times[leaving], cutting[row_of[leaving]])
         self.waits_for, self.kept_sources = (
-            links[kept, kernel.WAITS_FOR],
+            links[kept, layout.WAITS_FOR],
             np.searchsorted(bounds, kept, side="right") - 1,
         )
         return ManyBatches(
@@ -234,9 +233,8 @@ class RateAwareMany:
 
     def adopt(self, sources: Ints) -> None:
         """Change some sources to the length of `rule`, from their next window on."""
-        kernel = KERNEL.interpreted
-        upcoming = [kernel.NEXT_LENGTH, kernel.NEXT_TIMEOUT]
-        differs = self.facts[sources, kernel.LENGTH] != self.rule.batch_length
+        upcoming = np.array([layout.NEXT_LENGTH, layout.NEXT_TIMEOUT])
+        differs = self.facts[sources, layout.LENGTH] != self.rule.batch_length
         self.facts[np.ix_(sources[differs], upcoming)] = in_kernel(self.rule)
         self.facts[np.ix_(sources[~differs], upcoming)] = 0
 
@@ -288,7 +286,7 @@ class RateAwareMany:
         last = self.track_bounds[1:] - 1
         moved[last] = bounds[1:] - 1
         self.tracks, self.rings = (_moved(table, moved, int(bounds[-1])) for table in (self.tracks, self.rings))
-        self.tracks[bounds[sources[apart]] + rows[apart], KERNEL.interpreted.ROLE] = roles[apart]
+        self.tracks[bounds[sources[apart]] + rows[apart], layout.ROLE] = roles[apart]
         known = self.pairs
         known[:, 2] = _behind(known[:, 2], before[known[:, 0]] - 1, added[known[:, 0]])
         pairs = np.concatenate([known, np.stack([sources, numbers, rows], axis=1)])

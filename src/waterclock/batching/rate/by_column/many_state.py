@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from waterclock.batching.rate.by_column.columns import KERNEL
+from waterclock.batching.rate.by_column import layout
 from waterclock.batching.rate.by_column.many import LASTING_COLUMNS, RateAwareMany
+from waterclock.batching.rate.period import KEPT_DIFFERENCES
 from waterclock.batching.rate.rule import MOST_ERAS
 from waterclock.batching.rate.starts import MOST_RUNS
 
@@ -20,15 +21,14 @@ _LEVEL = 1
 
 def to_arrays(rules: RateAwareMany) -> tuple[list[int], bytes]:
     """Encode the state; return the sizes of its parts, and the bytes."""
-    kernel = KERNEL.interpreted
     elsewhere, runs = _further(rules.facts)
     arrays = [
         np.diff(rules.track_bounds),
-        rules.facts[:, : kernel.FACTS].T,
-        elsewhere[_first(rules.facts[:, kernel.ERAS], MOST_ERAS)].T,
-        runs[_first(rules.facts[:, kernel.RUNS], MOST_RUNS + 1)].T,
+        rules.facts[:, : layout.FACTS].T,
+        elsewhere[_first(rules.facts[:, layout.ERAS], MOST_ERAS)].T,
+        runs[_first(rules.facts[:, layout.RUNS], MOST_RUNS + 1)].T,
         rules.tracks[:, :LASTING_COLUMNS].T,
-        rules.rings[_first(rules.tracks[:, kernel.KEPT], kernel.KEPT_DIFFERENCES)],
+        rules.rings[_first(rules.tracks[:, layout.KEPT], KEPT_DIFFERENCES)],
         rules.pairs.T,
         rules.waits_for.astype(np.int64),
     ]
@@ -45,7 +45,6 @@ def from_arrays(
 
     Raises `ValueError` if it is something else.
     """
-    kernel = KERNEL.interpreted
     unpacker = zlib.decompressobj()
     total = sum(sizes) * 8
     try:
@@ -57,16 +56,16 @@ def from_arrays(
     parts = np.split(np.frombuffer(numbers, np.int64), np.cumsum(sizes)[:-1])
     rows, facts, elsewhere, runs, tracks, rings, pairs, waits_for, *clocks = parts
     rules.track_bounds = np.concatenate([[0], np.cumsum(rows)])
-    rules.facts = np.zeros((len(rows), kernel.ALL_FACTS), np.int64)
-    rules.facts[:, : kernel.FACTS] = facts.reshape(kernel.FACTS, -1).T
+    rules.facts = np.zeros((len(rows), layout.ALL_FACTS), np.int64)
+    rules.facts[:, : layout.FACTS] = facts.reshape(layout.FACTS, -1).T
     known_elsewhere, known_runs = _further(rules.facts)
-    eras, counts = (rules.facts[:, column] for column in (kernel.ERAS, kernel.RUNS))
-    known_elsewhere[_first(eras, MOST_ERAS)] = elsewhere.reshape(kernel.ELSEWHERE_COLUMNS, -1).T
-    known_runs[_first(counts, MOST_RUNS + 1)] = runs.reshape(kernel.RUN_COLUMNS, -1).T
-    rules.tracks = np.zeros((int(rules.track_bounds[-1]), kernel.TRACK_COLUMNS), np.int64)
+    eras, counts = (rules.facts[:, column] for column in (layout.ERAS, layout.RUNS))
+    known_elsewhere[_first(eras, MOST_ERAS)] = elsewhere.reshape(layout.ELSEWHERE_COLUMNS, -1).T
+    known_runs[_first(counts, MOST_RUNS + 1)] = runs.reshape(layout.RUN_COLUMNS, -1).T
+    rules.tracks = np.zeros((int(rules.track_bounds[-1]), layout.TRACK_COLUMNS), np.int64)
     rules.tracks[:, :LASTING_COLUMNS] = tracks.reshape(LASTING_COLUMNS, -1).T
-    rules.rings = np.zeros((len(rules.tracks), kernel.KEPT_DIFFERENCES), np.int64)
-    rules.rings[_first(rules.tracks[:, kernel.KEPT], kernel.KEPT_DIFFERENCES)] = rings
+    rules.rings = np.zeros((len(rules.tracks), KEPT_DIFFERENCES), np.int64)
+    rules.rings[_first(rules.tracks[:, layout.KEPT], KEPT_DIFFERENCES)] = rings
     rules.pairs = pairs.reshape(3, -1).T.copy()
     rules.clocks = np.zeros((len(rules.pairs), rules.clocks.shape[1]), np.int64)
     if rules.clocks.size:
@@ -79,11 +78,10 @@ def from_arrays(
 
 def _further(facts: Ints) -> tuple[Ints, Ints]:
     """Return views of the rows of other eras' traffic and of runs of starts, which follow the other facts."""
-    kernel = KERNEL.interpreted
-    elsewhere = facts[:, kernel.ELSEWHERE_FROM : kernel.RUNS_FROM]
+    elsewhere = facts[:, layout.ELSEWHERE_FROM : layout.RUNS_FROM]
     return (
-        elsewhere.reshape(len(facts), MOST_ERAS, kernel.ELSEWHERE_COLUMNS),
-        facts[:, kernel.RUNS_FROM :].reshape(len(facts), MOST_RUNS + 1, kernel.RUN_COLUMNS),
+        elsewhere.reshape(len(facts), MOST_ERAS, layout.ELSEWHERE_COLUMNS),
+        facts[:, layout.RUNS_FROM :].reshape(len(facts), MOST_RUNS + 1, layout.RUN_COLUMNS),
     )
 
 
