@@ -23,7 +23,7 @@ from waterclock.spark.pipeline import fencing, outputs, running
 from waterclock.spark.pipeline.definition import Pipeline
 from waterclock.spark.pipeline.failures import PipelineError
 from waterclock.spark.pipeline.fencing import PipelineRun
-from waterclock.spark.pipeline.outputs import remove_unfinished
+from waterclock.spark.pipeline.outputs import AlreadyWrittenError, remove_unfinished
 from waterclock.spark.pipeline.progress import Progress
 from waterclock.spark.pipeline.running import MicroBatchWriter, replay_pipeline, run_pipeline, state_parts
 from waterclock.spark.runtime.partitions import PARTITIONS, rule_in
@@ -60,7 +60,12 @@ def may_write(spark: SparkSession, run: PipelineRun) -> bool:
 
 
 def write_rows(
-    spark: SparkSession, tmp_path: Path, check: Callable[[], None], arriving: Callable[[], None] = lambda: None
+    spark: SparkSession,
+    tmp_path: Path,
+    check: Callable[[], None],
+    arriving: Callable[[], None] = lambda: None,
+    *,
+    repeats: bool = True,
 ) -> None:
     """Write `ROWS` rows as a micro-batch of an output; ``arriving`` is called in the task, before the first."""
 
@@ -69,8 +74,9 @@ def write_rows(
         yield from batches
 
     rows = spark.range(0, ROWS, 1, 1).mapInArrow(pass_on, "id BIGINT")
-    source = read(tmp_path / "press.toml").source
-    outputs.write_parquet(rows, source, f"{tmp_path}/batches/{FOLDER}", what="rejected", check=check)
+    pipeline = read(tmp_path / "press.toml")
+    place = f"{tmp_path}/batches/{FOLDER}"
+    outputs.write_parquet(rows, pipeline, place, what="rejected", repeats=repeats, check=check)
 
 
 def sent(number: int) -> wc.Message:
@@ -187,6 +193,29 @@ def test_an_overtaken_run_deletes_nothing_of_the_later_one(
     assert later.exists()
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_a_killed_run_was_replacing_is_shown_again(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path, replaced: bool
+) -> None:
+    hidden = f"{tmp_path}/batches/.{FOLDER}-{'0' * 32}"
+    spark.range(ROWS).write.parquet(f"{hidden}-replaced")
+    spark.range(1).write.parquet(f"{tmp_path}/batches/{FOLDER}" if replaced else hidden)
+    remove_unfinished(spark, pipeline, "r", lambda: None)
+    assert [path.name for path in (tmp_path / "batches").iterdir()] == [FOLDER]
+    assert written(spark, tmp_path) == list(range(1 if replaced else ROWS))
+
+
+def test_a_new_micro_batch_does_not_replace_the_folder_of_a_run_on_a_copy_of_the_checkpoint(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    assert pipeline.outputs[0].kind == "parquet"
+    write_rows(spark, tmp_path, lambda: None, repeats=False)
+    with pytest.raises(AlreadyWrittenError, match="0000 already exists, so the checkpoint is older"):
+        write_rows(spark, tmp_path, lambda: None, repeats=False)
+    assert [path.name for path in (tmp_path / "batches").iterdir()] == [FOLDER]
+    assert written(spark, tmp_path) == list(range(ROWS))
+
+
 @pytest.fixture
 def writer(spark: SparkSession, pipeline: Pipeline, tmp_path: Path) -> MicroBatchWriter:
     (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
@@ -244,6 +273,37 @@ def test_a_run_repeats_only_micro_batches_that_its_checkpoint_knew(
     with pytest.raises(wc.InvalidArgumentError, match="0002 already exists, so the checkpoint is older"):
         writer(spark.range(1), 2)
     assert repeated == [0, 1, 1]
+
+
+@pytest.mark.parametrize("during", [False, True])
+def test_a_refused_micro_batch_is_refused_at_each_start_until_its_folder_is_removed(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    writer: MicroBatchWriter,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    during: bool,
+) -> None:
+    folder = tmp_path / "batches" / "run=r-0000000001"
+    (tmp_path / "checkpoint" / "offsets" / "1").write_text("v1", encoding="ascii")  # the run has planned it
+
+    def write_of_another(*_: object, repeats: bool, **__: object) -> None:
+        assert not repeats
+        spark.range(1).write.parquet(str(folder))
+        raise AlreadyWrittenError(f"{folder} already exists")
+
+    if during:
+        monkeypatch.setattr(running, "write_outcomes", write_of_another)
+    else:
+        spark.range(1).write.parquet(str(folder))
+    with pytest.raises(AlreadyWrittenError, match="0001 already exists"):
+        writer(spark.range(1), 1)
+    for _ in range(2):
+        with pytest.raises(AlreadyWrittenError, match="0001 already exists"):
+            MicroBatchWriter.enter(spark, pipeline, enter(spark, pipeline))
+    shutil.rmtree(folder)
+    MicroBatchWriter.enter(spark, pipeline, enter(spark, pipeline))
+    assert fencing.newest_begun(spark, pipeline.checkpoint) == 1
 
 
 @pytest.mark.usefixtures("writer")
@@ -322,6 +382,10 @@ def test_a_run_whose_next_micro_batch_another_run_has_begun_continues_unless_it_
                 run()
         else:
             assert run() == len([sent(0), sent(1)])
+            topic.remove()
+            database.create_topic("telemetry")
+            with pytest.raises(wc.NotFoundError, match="its checkpoint belongs to another topic than 'telemetry'"):
+                replay_pipeline(spark, pipeline, START, START + SECOND)
     assert collisions
 
 

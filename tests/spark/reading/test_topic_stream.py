@@ -110,8 +110,14 @@ def test_a_stream_ends_with_a_clear_error_if_unread_messages_were_deleted(
         run(stream(spark, database), tmp_path / "checkpoint", seen)
     assert "NotFoundError: position 0:1:0 of topic 't' has expired: the 3 messages" in str(ended.value)
     assert 'File "' not in str(ended.value)
-    run(stream(spark, database, failOnDataLoss="false"), tmp_path / "checkpoint", seen)
+    lossy = stream(spark, database, failOnDataLoss="false")
+    run(lossy, tmp_path / "checkpoint", seen)
     assert seen == [[0, 1], [5]]
+    topic.append(messages(6, 8))
+    topic.truncate(topic.head)
+    last = run(lossy, tmp_path / "checkpoint", seen).lastProgress
+    assert last is not None
+    assert json.loads(last.json)["sources"][0]["endOffset"]["ordinal"] == 8  # deleted messages are not behind
 
 
 def test_filters_spare_the_files_that_hold_nothing_wanted(spark: SparkSession, database: wc.Database) -> None:

@@ -8,6 +8,7 @@ replays of the same range.
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Generator
@@ -22,10 +23,11 @@ from pyspark.sql.utils import is_remote
 
 from waterclock._support.quoting import quoted
 from waterclock.spark.pipeline.failures import PipelineError
-from waterclock.spark.runtime.filesystem import file_names, remove_folder, write_text
+from waterclock.spark.runtime.filesystem import file_names, read_text, remove_folder, write_text
 
 _FOLDER = "waterclock-runs"
 _REPLAYS = "waterclock-replays"
+_REFUSED = "waterclock-refused"
 _ENTRY = re.compile(r"run=(\d{10}-[0-9a-f]{32})")
 
 _MOST_ENTRIES = 50
@@ -106,6 +108,39 @@ def newest_planned(spark: SparkSession, checkpoint: str) -> int:
     folder = f"{checkpoint.rstrip('/')}/offsets"
     names = file_names(spark, folder) if not is_remote() else _texts(spark, folder, F.input_file_name())
     return max((int(name) for place in names if (name := place.rpartition("/")[2]).isdigit()), default=-1)
+
+
+def note_refused(spark: SparkSession, checkpoint: str, micro_batch: int) -> None:
+    """Record that an output refused a planned micro-batch, which a copy of the checkpoint has written.
+
+    Through Spark Connect it is not recorded.
+    """
+    if not is_remote():
+        write_text(spark, f"{checkpoint.rstrip('/')}/{_REFUSED}", str(micro_batch))
+
+
+def newest_begun(spark: SparkSession, checkpoint: str) -> int:
+    """Return the number of the newest micro-batch that this checkpoint's runs may have written; -1 before the first."""
+    planned = newest_planned(spark, checkpoint)
+    if is_remote() or _REFUSED not in file_names(spark, checkpoint):
+        return planned
+    return min(planned, int(read_text(spark, f"{checkpoint.rstrip('/')}/{_REFUSED}")) - 1)
+
+
+def forget_refused(spark: SparkSession, checkpoint: str) -> None:
+    """Delete the record of a refused micro-batch whose number is free again in the outputs."""
+    if not is_remote():
+        remove_folder(spark, f"{checkpoint.rstrip('/')}/{_REFUSED}")
+
+
+def topic_in(spark: SparkSession, checkpoint: str) -> str | None:
+    """Return the origin of the topic that a checkpoint belongs to; None if no message was read."""
+    newest = newest_planned(spark, checkpoint)
+    if newest < 0:
+        return None
+    place = f"{checkpoint.rstrip('/')}/offsets/{newest}"
+    lines = _texts(spark, place, F.col("value")) if is_remote() else read_text(spark, place).splitlines()
+    return next((json.loads(line).get("topic") for line in lines if '"rule"' in line), None)
 
 
 def _entries(spark: SparkSession, folder: str) -> list[str]:

@@ -22,7 +22,13 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pace import BYTES_AT_ONCE
 from waterclock.spark.pipeline.definition import Pipeline, PipelineOutput, PipelineSource, What, place_options
 from waterclock.spark.runtime.describing import described
-from waterclock.spark.runtime.filesystem import file_names, move_into_place, remove_folder
+from waterclock.spark.runtime.filesystem import (
+    REPLACED,
+    file_names,
+    move_if_free,
+    move_into_place,
+    remove_folder,
+)
 from waterclock.spark.runtime.partitions import MOST_CONNECTING, PARTITIONS, few_connecting
 from waterclock.spark.runtime.settings import changed, java_heap
 from waterclock.spark.runtime.workers import freezing_imports
@@ -65,6 +71,10 @@ message of the topic. With more tasks, that costs more than moving encoded batch
 """
 
 
+class AlreadyWrittenError(InvalidArgumentError):
+    """An output holds a micro-batch that this checkpoint has not written."""
+
+
 def write_outcomes(
     pipeline: Pipeline,
     outcomes: DataFrame,
@@ -73,6 +83,7 @@ def write_outcomes(
     producer: str,
     micro_batch: int,
     tasks: int | None = None,
+    repeats: bool = True,
     check: Callable[[], None] = lambda: None,
 ) -> None:
     """Write batches and rejected messages to every output.
@@ -90,6 +101,9 @@ def write_outcomes(
     tasks
         Number of tasks that write messages to a topic, which identifies messages by their task; None: unchanged, which
         for a stream is the number of its state's partitions.
+    repeats
+        Whether this writer may have written the micro-batch before; otherwise existing Parquet of it belongs to a run
+        on another checkpoint.
     check
         Called before each output is written, and before written Parquet becomes visible; raises if this run may not
         write.
@@ -102,7 +116,7 @@ def write_outcomes(
             check()
             if output.kind == "parquet":
                 folder = _run_folder(output, run, micro_batch)
-                write_parquet(rows, pipeline.source, folder, what=output.what, check=check)
+                write_parquet(rows, pipeline, folder, what=output.what, repeats=repeats, check=check)
                 continue
             options = place_options(output.url, output.ledgers) | {output.kind: output.target}
             payloads = {"payloads": pipeline.source.topic, **_elsewhere(output, pipeline.source)}
@@ -151,11 +165,15 @@ def refuse_written(
             if error.getCondition() == "PATH_NOT_FOUND":
                 continue
         check()
-        raise InvalidArgumentError(
-            f"pipeline {quoted(pipeline.name)}: {folder} already exists, so the checkpoint is older than the"
-            " output, or a copy of the checkpoint is in use. Messages would be written twice. Remove that folder and"
-            " those of later micro-batches of this run, or start with a new checkpoint and other outputs"
-        )
+        raise _already_written(pipeline, folder)
+
+
+def _already_written(pipeline: Pipeline, folder: str) -> AlreadyWrittenError:
+    return AlreadyWrittenError(
+        f"pipeline {quoted(pipeline.name)}: {folder} already exists, so the checkpoint is older than the"
+        " output, or a copy of the checkpoint is in use. Messages would be written twice. Remove that folder and"
+        " those of later micro-batches of this run, or start with a new checkpoint and other outputs"
+    )
 
 
 def refuse_appended(pipeline: Pipeline, producer: str, micro_batch: int, check: Callable[[], None]) -> None:
@@ -192,11 +210,11 @@ def _run_folder(output: PipelineOutput, run: str, micro_batch: int) -> str:
 
 
 def write_parquet(
-    rows: DataFrame, source: PipelineSource, folder: str, *, what: What, check: Callable[[], None]
+    rows: DataFrame, pipeline: Pipeline, folder: str, *, what: What, repeats: bool, check: Callable[[], None]
 ) -> None:
     """Write a folder under a hidden name first: of two runs that write the same, neither sees the other's files."""
     if what == "batches":
-        rows = _encoded(rows, source)
+        rows = _encoded(rows, pipeline.source)
     spark = rows.sparkSession
     target, _, name = folder.rpartition("/")
     if is_remote():
@@ -210,15 +228,24 @@ def write_parquet(
     try:
         rows.write.options(**PARQUET_OPTIONS).parquet(hidden)
         check()
-        move_into_place(spark, hidden, folder)
+        if repeats:
+            move_into_place(spark, hidden, folder)
+        else:
+            _move_new(spark, pipeline, hidden, folder, check)
     except BaseException:
         with suppress(PySparkException, Py4JError):  # the first error counts
             remove_folder(spark, hidden)
         raise
 
 
+def _move_new(spark: SparkSession, pipeline: Pipeline, hidden: str, folder: str, check: Callable[[], None]) -> None:
+    if not move_if_free(spark, hidden, folder):
+        check()
+        raise _already_written(pipeline, folder)
+
+
 def remove_unfinished(spark: SparkSession, pipeline: Pipeline, run: str, check: Callable[[], None]) -> None:
-    """Delete unfinished files of killed runs.
+    """Delete unfinished files of killed runs, and show a folder again that a killed run was replacing.
 
     Parameters
     ----------
@@ -228,12 +255,21 @@ def remove_unfinished(spark: SparkSession, pipeline: Pipeline, run: str, check: 
     if is_remote():
         return
     unfinished: list[str] = []
+    replaced: dict[str, str] = {}
     for output in pipeline.outputs:
         if output.kind == "parquet":
             folder = output.target.rstrip("/")
             names = file_names(spark, folder)
-            unfinished += [f"{folder}/{name}" for name in names if name.startswith(f".run={run}-")]
+            hidden = [name for name in names if name.startswith(f".run={run}-")]
+            unfinished += [f"{folder}/{name}" for name in hidden]
+            for name in hidden:
+                shown = name[1:].removesuffix(REPLACED).rpartition("-")[0]
+                if name.endswith(REPLACED) and shown not in names:
+                    replaced[f"{folder}/{shown}"] = f"{folder}/{name}"
     check()
+    # The killed run may have been overtaken, and the later one goes on behind that micro-batch.
+    for shown, hidden in replaced.items():
+        move_if_free(spark, hidden, shown)
     for folder in unfinished:
         remove_folder(spark, folder)
 

@@ -11,8 +11,10 @@ from waterclock._support.quoting import quoted
 from waterclock.batching.event_time.replay import ReplayRange, windows_back
 from waterclock.batching.event_time.rule import EventTimeRule
 from waterclock.connection import connect
+from waterclock.errors import NotFoundError
 from waterclock.message import Position
 from waterclock.spark.pipeline.definition import Pipeline, PipelineSource, place_options
+from waterclock.spark.pipeline.fencing import topic_in
 from waterclock.spark.pipeline.lengths import recorded_lengths
 from waterclock.spark.pipeline.rules import OUTCOMES_BY, named_rule
 from waterclock.spark.reading.topic_read_options import TopicReadOptions
@@ -48,6 +50,12 @@ def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) ->
     source = pipeline.source
     with connect(source.url, source.ledgers) as database:
         topic = database.topic(source.topic)
+        if topic_in(spark, pipeline.checkpoint) not in (None, topic.storage.origin):
+            raise NotFoundError(
+                f"cannot replay pipeline {quoted(pipeline.name)}: its checkpoint belongs to another topic than"
+                f" {quoted(source.topic)}, or to one of that name that was removed or is in another database. Replay"
+                " with a new checkpoint and other outputs, or connect to the original database"
+            )
         begin = _begin(topic, source)
         ended = not topic.find(database.backend.now() - _SILENT_NS).found
         if pipeline.by != "event_time":

@@ -22,9 +22,15 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW, Pipeline, place_options
 from waterclock.spark.pipeline.failures import PipelineError, in_a_line, reason
-from waterclock.spark.pipeline.fencing import PipelineRun, newest_planned
+from waterclock.spark.pipeline.fencing import PipelineRun, forget_refused, newest_begun, newest_planned, note_refused
 from waterclock.spark.pipeline.lengths import LengthRecord, MeasuredLength, refuse_remote
-from waterclock.spark.pipeline.outputs import refuse_appended, refuse_written, remove_unfinished, write_outcomes
+from waterclock.spark.pipeline.outputs import (
+    AlreadyWrittenError,
+    refuse_appended,
+    refuse_written,
+    remove_unfinished,
+    write_outcomes,
+)
 from waterclock.spark.pipeline.progress import MESSAGES, Progress, counts, observed
 from waterclock.spark.pipeline.replaying import replayed
 from waterclock.spark.pipeline.rules import OUTCOMES_BY, fixed_options, refuse_changed_rule
@@ -179,13 +185,14 @@ class MicroBatchWriter:
 
         Raises `InvalidArgumentError` if an output holds a micro-batch that the checkpoint does not know.
         """
-        begun = newest_planned(spark, pipeline.checkpoint)
+        begun = newest_begun(spark, pipeline.checkpoint)
         writer = cls(pipeline, run, begun)
-        if begun >= 0:
+        if newest_planned(spark, pipeline.checkpoint) >= 0:
             check = partial(run.check_latest, spark)
             writer._stream = _stream_id(spark, pipeline)
             refuse_written(spark, pipeline, writer._stream, begun + 1, check)
             refuse_appended(pipeline, writer._stream, begun + 1, check)
+            forget_refused(spark, pipeline.checkpoint)
             remove_unfinished(spark, pipeline, writer._stream, check)
         return writer
 
@@ -194,15 +201,25 @@ class MicroBatchWriter:
         spark = outcomes.sparkSession
         check = partial(self._run.check_latest, spark)
         self._stream = stream = self._stream or _stream_id(spark, self._pipeline)
-        if number > self._begun:
-            refuse_written(spark, self._pipeline, stream, number, check)
+        repeats = number <= self._begun
+        if not repeats:
+            with self._noting_refusal(spark, number):
+                refuse_written(spark, self._pipeline, stream, number, check)
             self._begun = number
         if self._lengths is not None:
             self._lengths.note(spark, number, check)
         outcomes = outcomes.persist()
         try:
-            with self._run.checked_on_error(spark):
-                write_outcomes(self._pipeline, outcomes, run=stream, producer=stream, micro_batch=number, check=check)
+            with self._run.checked_on_error(spark), self._noting_refusal(spark, number):
+                write_outcomes(
+                    self._pipeline,
+                    outcomes,
+                    run=stream,
+                    producer=stream,
+                    micro_batch=number,
+                    repeats=repeats,
+                    check=check,
+                )
             check()  # otherwise Spark would commit the micro-batch, and then end the later run, which is processing it
         except (PySparkException, Py4JError) as error:
             # With its traces the text has thousands of characters, and Spark would match it against a pattern that
@@ -211,6 +228,15 @@ class MicroBatchWriter:
         finally:
             with suppress(PySparkException, Py4JError):  # no data is lost, and the first error counts
                 outcomes.unpersist()
+
+    @contextmanager
+    def _noting_refusal(self, spark: SparkSession, number: int) -> Generator[None]:
+        """Record in the checkpoint, which has planned a micro-batch, that the outputs hold another's."""
+        try:
+            yield
+        except AlreadyWrittenError:
+            note_refused(spark, self._pipeline.checkpoint, number)
+            raise
 
 
 class _RunningStream:

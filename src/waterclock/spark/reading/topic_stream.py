@@ -91,7 +91,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if isinstance(limit, ReadMaxRows) and end.ordinal - first.ordinal > limit.max_rows:
                 boundary = entry_boundary(storage, first.position, limit.max_rows, damage)
                 end = min(end, place_of(storage, boundary, damage))
-            if end.ordinal <= first.ordinal:
+            if end.ordinal <= start.get("ordinal", first.ordinal):  # deleted messages are passed, too
                 return start
             begun = {} if "ordinal" in start else {"begin": first.ordinal}
             return self._written(end) | begun | self._length_after(start)

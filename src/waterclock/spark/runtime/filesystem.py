@@ -12,6 +12,9 @@ from pyspark.sql import SparkSession
 _TRIES = 5
 """Attempts to move a folder to a place that others also use."""
 
+REPLACED = "-replaced"
+"""End of the name of a folder that another one replaces."""
+
 
 def file_names(spark: SparkSession, folder: str) -> frozenset[str]:
     """List a folder; empty if it does not exist."""
@@ -42,15 +45,30 @@ def read_text(spark: SparkSession, place: str) -> str:
         stream.close()
 
 
+def move_if_free(spark: SparkSession, written: str, place: str) -> bool:
+    """Move a complete folder to a place, and return whether that was free."""
+    hadoop = _Hadoop(spark)
+    source, _ = hadoop.open(written)
+    target, filesystem = hadoop.open(place)
+    try:
+        hadoop.rename(filesystem, source, target)
+    except (Py4JJavaError, OSError):
+        if not (filesystem.exists(target) and filesystem.exists(source)):
+            raise
+        return False
+    return True
+
+
 def move_into_place(spark: SparkSession, written: str, place: str) -> None:
     """Move a complete folder to a place, and replace an existing one.
 
-    If two are moved to one place at the same time, one of them stays, complete. On object stores moving is copying.
+    If two are moved to one place at the same time, one of them stays, complete. If the process is killed in between,
+    the existing folder may be left under the name of the moved one with `REPLACED`. On object stores moving is copying.
     """
     hadoop = _Hadoop(spark)
     source, _ = hadoop.open(written)
     # The existing folder is not deleted first: it has to stay if another run has removed the new one.
-    replaced, _ = hadoop.open(f"{written}-replaced")
+    replaced, _ = hadoop.open(f"{written}{REPLACED}")
     target, filesystem = hadoop.open(place)
     for tries in range(_TRIES):
         try:
