@@ -110,6 +110,33 @@ def test_a_wait_ends_at_a_message_due_below_the_bound(make_table: Callable[..., 
     assert due == past < now
 
 
+def test_a_claim_after_a_wait_needs_no_search_of_its_own(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    table.put("first")
+    table.ack(table.receive())
+    let_bounds_advance(table, table.context.backend.now())
+    for payload in ("second", "third"):
+        table.put(payload)
+        with statements_of(database.backend) as seen:
+            assert [one.payload for one in table.receive()] == [payload]
+        assert len(seen) == 1
+        assert table.receive(wait="1ms") == []
+
+
+def test_messages_found_from_the_cursor_do_not_wait_for_a_second_claim(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    table.put_many([{"payload": str(number)} for number in range(3)])
+    table.ack(table.receive(2))
+    with statements_of(database.backend) as seen:
+        assert [one.payload for one in table.receive(2)] == ["2"]
+    assert sum("UPDATE" in text for text, _ in seen) == 1
+    assert table.receive(2) == []
+
+
 def test_a_wait_leaves_the_search_from_the_first_message_to_the_next_claim(
     make_table: Callable[..., MessageTable], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,10 @@ _DIRECT = {
     # Statements of groups take long to plan and little to run: planned each time, an ack took a third longer.
     "plan_cache_mode": "'force_generic_plan'",
 }
+_PREPARE_AFTER = 1
+"""Runs of a statement on a connection after which the driver prepares it: to plan a claim takes twice as long as to
+run it, and to prepare it takes a round trip.
+"""
 _SESSION = {
     # Autocommit statements run at the session's isolation level, whose default a server may change.
     "default_transaction_isolation": "'read committed'",
@@ -149,6 +153,8 @@ class PostgresqlDialect(EngineDialect):
     def set_up_direct(self, connection: Any) -> None:
         """Cache plans, but only those that stay valid."""
         connection.autocommit = True
+        if connection.prepare_threshold is not None:
+            connection.prepare_threshold = _PREPARE_AFTER
         if self.commits_each:  # else each transaction does
             connection.execute(f"{_setting(_DIRECT | _PATIENCE, for_session=True)}, {_LOOK_FOR_CLIENT}")
 

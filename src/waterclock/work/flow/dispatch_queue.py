@@ -33,13 +33,18 @@ LONGEST_WAIT = 100_000_000
 _LONGEST_WAIT_IN_FLOW = 1_000_000_000  # after this long, they are given back even if slots become free
 
 
-def _few_digits(room: int) -> int:
-    """Round down to four binary digits: a claim's limit is in its text, and the server plans each text once.
+def _rounded(room: int, slots: int) -> int:
+    """Round the limit of a claim down, so that claims have few limits: they are in the text, which the server plans.
 
-    Drivers keep 100 prepared statements; with every limit up to 500, few claims would find theirs.
+    A limit up to the number of slots keeps four binary digits. Beyond it, limits are the slots times a power of four.
     """
-    spare = max(room.bit_length() - 4, 0)
-    return room >> spare << spare
+    limit = max(slots, 1)
+    if room <= limit:
+        spare = max(room.bit_length() - 4, 0)
+        return room >> spare << spare
+    while limit * 4 <= room:
+        limit *= 4
+    return limit
 
 
 class MessageOrigin(Protocol):
@@ -201,7 +206,7 @@ class DispatchQueue:
             self._has_room.notify_all()
             if self._closed:
                 return 0
-            room = _few_digits(min(most, self._room(ahead=ahead)))
+            room = _rounded(min(most, self._room(ahead=ahead)), self._slots)
             self._reserved += room
             return room
 

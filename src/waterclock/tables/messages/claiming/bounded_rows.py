@@ -53,13 +53,17 @@ def bounds_of(context: TableContext) -> Mapping[int, int]:
 
 def advance(context: TableContext) -> None:
     """Search for due messages from a table's bounds on, so that these advance, if the last search is old enough."""
-    if not begins_search(context):
-        return
+    if begins_search(context):
+        context.backend.alone(lambda own: _search(context, own, None), durable=False)
+
+
+def _search(context: TableContext, connection: SqlConnection, until: int | None) -> sa.Row[*tuple[Any, ...]]:
+    """Search from the bounds on, up to ``until`` or to now, and note the result."""
     bounds = context.reached.groups
     search = bounds.begin(UNASSIGNED)
     lows = dict(zip(search.priorities, (one.low for one in search.unassigned), strict=True))
-    values = {**_values_of(lows), "marks": bounds.needs_mark(UNASSIGNED), "until": None}
-    found = context.backend.alone(lambda own: own.execute(_looking(context), values).one(), durable=False)
+    values = {**_values_of(lows), "marks": bounds.needs_mark(UNASSIGNED), "until": until}
+    found = connection.execute(_looking(context), values).one()
     bounds.note(
         search,
         SimpleNamespace(
@@ -70,6 +74,12 @@ def advance(context: TableContext) -> None:
             of_unassigned=found.unknown,
         ),
     )
+    return found
+
+
+def is_ahead(context: TableContext) -> bool:
+    """Return whether bounds are known, and nothing was claimed since the last search: another would advance little."""
+    return bool(bounds_of(context)) and context.reached.searches_left < _SEARCHES
 
 
 def begins_search(context: TableContext) -> bool:
@@ -90,10 +100,11 @@ def note_claimed(context: TableContext) -> None:
 
 def due_from_bounds(context: TableContext, connection: SqlConnection) -> tuple[int | None, int] | None:
     """Return when a message may be due, and the current time, ns; None if a priority without a bound has messages."""
-    lows = bounds_of(context)  # the search from the first message is left to `advance`, which notes its result
-    if not lows:
+    if not bounds_of(context):  # the search from the first message is left to `advance`
         return None
-    found = connection.execute(_looking(context), {**_values_of(lows), "marks": False, "until": MAX_NS}).one()
+    reached = context.reached
+    reached.advanced_at, reached.searches_left = moments.monotonic(), max(0, reached.searches_left - 1)
+    found = _search(context, connection, MAX_NS)
     if found.unknown is not None:
         return None
     due = [one for one in (*found.firsts, found.late) if one is not None]

@@ -24,6 +24,7 @@ from waterclock.tables.messages.claiming.bounded_rows import (
     bounds_of,
     due_from_bounds,
     has_bounds,
+    is_ahead,
     note_claimed,
 )
 from waterclock.tables.messages.claiming.claim_exclusive import claim_exclusive
@@ -54,26 +55,27 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     marks = context.marks
     chooses = wanted.where is not None or wanted.order
     is_bounded = context.sql.is_bounded and has_bounds(context)
-    if is_bounded:
+    if is_bounded and not is_ahead(context):
         advance(context)  # before a claim, which must not fail once it has messages
     bounds = bounds_of(context) if is_bounded else _NO_MARKS
     cursor = _NO_MARKS if chooses else marks.now()
     claimed = _claim_rows(context, wanted, {**bounds, **cursor})
-    if claimed and is_bounded:
+    if is_bounded and claimed:
         note_claimed(context)
+    elif is_bounded:
+        advance(context)
     if chooses:
         return claimed
     if len(claimed) == wanted.limit:
         marks.advance(claimed)
         return claimed
+    if cursor and claimed:
+        marks.forget()  # the next claim looks from the first message on: these do not wait for a second statement
+        return claimed
     if cursor:
         marks.look_back()
-    if cursor and (claimed or not is_idle(context)):
-        rest = Wanted(wanted.limit - len(claimed), wanted.consumer, wanted.claim_id, wanted.lease_length)
-        found = _claim_rows(context, rest, bounds)
-        # If this process was suspended between the two, the second claim may have taken the first one's messages again.
-        again = {one.row.seq for one in found}
-        claimed = [*(one for one in claimed if one.row.seq not in again), *found]
+    if cursor and not is_idle(context):
+        claimed = _claim_rows(context, wanted, bounds)
     marks.looked_back(cursor, claimed)
     return claimed
 
