@@ -115,8 +115,8 @@ class ClaimCursor:
     Entries of claimed and acked messages stay in an index until no snapshot can see them, and a claim that begins at
     the first key steps over all of them. A snapshot held for minutes made claims seven times as slow. So a claim begins
     where its predecessor stopped. Messages that a long transaction commits before that position are found after a claim
-    that gets too few, and within `LOOK_BACK_EVERY` seconds in any case. If the look back is slow, because of a million such
-    entries, it is done less often (`LOOK_BACK_SHARE`, `LONGEST_PAUSE`).
+    that gets too few, and within `LOOK_BACK_EVERY` seconds in any case. If the look back is slow, because of a million
+    such entries, it is done less often (`LOOK_BACK_SHARE`, `LONGEST_PAUSE`).
 
     A claim that gets none from the cursor has looked from the first message on. If that was quick, or not much slower
     than the search from the cursor, the next claim does so, too: one that gets none costs two statements. One that gets

@@ -52,12 +52,11 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
         return _claim_groups(context, wanted)
     if context.options.turns_by is not None:
         return _claim_keyed(context, wanted)
-    marks = context.marks
-    chooses = wanted.where is not None or wanted.order
     is_bounded = context.sql.is_bounded and has_bounds(context)
     if is_bounded and not is_ahead(context):
         advance(context)  # before a claim, which must not fail once it has messages
-    bounds = bounds_of(context) if is_bounded else _NO_MARKS
+    marks, bounds = context.marks, bounds_of(context) if is_bounded else _NO_MARKS
+    chooses = wanted.where is not None or wanted.order
     cursor = _NO_MARKS if chooses else marks.now()
     claimed = _claim_rows(context, wanted, {**bounds, **cursor})
     if is_bounded and claimed:
@@ -68,13 +67,26 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
         return claimed
     if len(claimed) == wanted.limit:
         marks.advance(claimed)
-        return claimed
-    if cursor and claimed:
+    elif cursor:
+        return _look_back(context, wanted, bounds, cursor, claimed)
+    else:
+        marks.looked_back(cursor, claimed)
+    return claimed
+
+
+def _look_back(
+    context: TableContext,
+    wanted: Wanted,
+    bounds: Mapping[int, int],
+    cursor: Mapping[int, int],
+    claimed: list[Claimed],
+) -> list[Claimed]:
+    marks = context.marks
+    if claimed:
         marks.forget()  # the next claim looks from the first message on: these do not wait for a second statement
         return claimed
-    if cursor:
-        marks.look_back()
-    if cursor and not is_idle(context):
+    marks.look_back()
+    if not is_idle(context):
         claimed = _claim_rows(context, wanted, bounds)
     marks.looked_back(cursor, claimed)
     return claimed
