@@ -66,6 +66,7 @@ COMMENTS = {
     r"^ +ready_at=\(": "When there is something to hand out.",
     r"^DELETE FROM waterclock_groups": "A group without messages ends, unless it has an owner, or was paused or"
     " pinned.",
+    r"ended_at=": "Its row is deleted some minutes later, unless it gets messages.",
     r"AS first_new": "The first message that has to be routed before.",
     r"AS of_unassigned": "The highest priority of groups that any consumer may have.",
     r"AS of_mine": "The highest priority of the consumer's own groups.",

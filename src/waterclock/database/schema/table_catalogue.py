@@ -116,7 +116,15 @@ groups = sa.Table(
     sa.Column("had_by", Name, doc="The consumer that last got a message of an exclusive group; NULL: none did."),
     sa.Column("had_in", BigInt, doc="The session of that consumer."),
     sa.Column("had_first", BigInt, doc="Position of the first message of the group that it got."),
-    sa.Column("idle_since", BigInt, doc="Since when an exclusive group has no message, ns; NULL while it has some."),
+    sa.Column(
+        "idle_since", BigInt, doc="Since when a consumer's exclusive group has no message, ns; NULL: it has some."
+    ),
+    sa.Column(
+        "ended_at",
+        BigInt,
+        doc="When a group without owner, pause and pin lost its last message, on PostgreSQL, which deletes the row some"
+        " minutes later, ns; NULL while it has some.",
+    ),
     sa.Column(
         "first_seq",
         BigInt,
@@ -129,8 +137,11 @@ groups = sa.Table(
     # snapshot. Whoever adds a group holds the turn to route, and checks first whether it exists.
     sa.PrimaryKeyConstraint("table_id", "group_id").ddl_if(callable_=_is_not_postgresql),
     # By an expression: a planner without statistics may think any index with the table's id as good as that of the
-    # groups that are due, and would scan all groups of the table.
-    sa.Index("waterclock_groups_key_idx", sa.text("(table_id + 0)"), "group_id").ddl_if(dialect="postgresql"),
+    # groups that are due, and would scan all groups of the table. Without deduplication: a search marks the entry of a
+    # row that no snapshot shows, and later ones skip it, but an entry of several rows only once none of them is shown.
+    sa.Index(
+        "waterclock_groups_key_idx", sa.text("(table_id + 0)"), "group_id", postgresql_with={"deduplicate_items": "off"}
+    ).ddl_if(dialect="postgresql"),
     # Partial indexes: a planner that believes the catalogue empty, as it was when analyzed, thinks any index with the
     # table's id as good as the key, and would scan all groups for one. Groups that are due together are ordered by
     # their beginning: their messages are stored together, unlike those of neighbours by name.
@@ -138,10 +149,11 @@ groups = sa.Table(
     _index_of("assigned", "assigned <> ''", "assigned", "table_id", "group_id"),
     _index_of("draining", "drain_to IS NOT NULL", "drain_to", "table_id"),
     _index_of("unused", "idle_since IS NOT NULL", "idle_since", "table_id"),
+    _index_of("ended", "ended_at IS NOT NULL", "table_id", "ended_at").ddl_if(dialect="postgresql"),
     # For monitoring. MariaDB would have to update it at each claim; there the index of due groups has these, too.
     _index_of("blocked", "ready_at IS NULL AND head IS NOT NULL", "table_id").ddl_if(callable_=_has_partial_indexes),
 )
-"""One row for each group that has messages, or an owner: when it may be sent next, and to which consumer."""
+"""One row for each group that has, or recently had, messages or an owner: when it may be sent next, and to whom."""
 
 LEASE_SLOT_BITS = 33  # leases that end within the same 8.6 s have the same slot: most renewals leave it as it is
 
@@ -245,9 +257,13 @@ message_keys = sa.Table(
     ),
     # No unique index on PostgreSQL, as for groups: only the consumer that holds the turn to route adds rows.
     sa.PrimaryKeyConstraint("table_id", "message_key", "level").ddl_if(callable_=_is_not_postgresql),
-    sa.Index("waterclock_message_keys_key_idx", sa.text("(table_id + 0)"), "message_key", "level").ddl_if(
-        dialect="postgresql"
-    ),
+    sa.Index(
+        "waterclock_message_keys_key_idx",
+        sa.text("(table_id + 0)"),
+        "message_key",
+        "level",
+        postgresql_with={"deduplicate_items": "off"},
+    ).ddl_if(dialect="postgresql"),
     # Not from table_id on: a planner that believes the catalogue empty, as it was when analyzed, would think such an
     # index as good as the key, and would read all rows of the table for one.
     # Each of some rows: a planner that believes there are few would take either index for both searches.

@@ -167,8 +167,7 @@ def _take(
         with numbered(context, of) if context.options.groups == "exclusive" else fresh as unanswered:
             by, began = unanswered.claim_id, moments.monotonic_ns()
             wanted = Wanted(most, of, by, context.lease_length, where, order, request.max_groups, unanswered)
-            if moments.monotonic_ns() >= context.sweeps.due_at:  # even if there are always messages to claim
-                heal(context)
+            heal(context)  # even if there are always messages to claim
             try:
                 claimed = way(context, wanted)
             except (RefusedError, InvalidArgumentError) as error:

@@ -65,6 +65,11 @@ class TableDialect(ABC):
     deletes_wait: bool
     """Whether a DELETE waits for rows that it only reads, such as a message that a caller is putting."""
 
+    keeps_ended: bool
+    """Whether the row of a group stays for a while after its last message, because a search for a missing row would
+    read all its earlier versions that an old snapshot shows.
+    """
+
     reads_old: bool
     """Whether a SELECT in a caller's transaction may return old versions of rows that it can still change."""
 

@@ -146,8 +146,8 @@ def settle(
 ) -> None:
     """Update groups after their messages changed: the first ones, and when they may be handed out.
 
-    The row of a group without messages is deleted unless it has an owner, a pause or a pin. The caller has locked the
-    groups.
+    The row of a group without messages ends unless it has an owner, a pause or a pin: it is deleted, on PostgreSQL some
+    minutes later. The caller has locked the groups.
     """
     names = sorted(set(group_ids))
     for some in pieces(names, NAMED_AT_ONCE):
@@ -208,9 +208,13 @@ def run_both(
 
 
 @built_once(maxsize=256)
-def _empty(context: TableContext) -> sa.Delete:
+def _empty(context: TableContext) -> sa.Update | sa.Delete:
     first = first_of(context, context.rows.c.position)
-    return sa.delete(groups).where(these_groups(context, "ending"), first.is_(None), *_needless())
+    its = these_groups(context, "ending"), first.is_(None), *needless()
+    if not context.sql.keeps_ended:
+        return sa.delete(groups).where(*its)
+    values = {"head": None, "next_position": None, "ready_at": None, "ended_at": context.backend.now_sql()}
+    return sa.update(groups).where(*its).values(values)
 
 
 def settle_exhausted(context: TableContext, connection: SqlConnection, after: str | None = None) -> str | None:
@@ -295,7 +299,7 @@ def contradicts(context: TableContext) -> sa.ColumnElement[bool]:
         rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), has_lost_its_place(context)
     )
     wrong += [_has_held_first(context), lost]
-    return sa.or_(*wrong, groups.c.head.is_(None) & sa.and_(*_needless()))
+    return sa.or_(*wrong, has_to_end())
 
 
 def has_lost_its_place(context: TableContext) -> sa.ColumnElement[bool]:
@@ -329,10 +333,18 @@ def _noted(context: TableContext, *, from_first: bool) -> dict[str, Any]:
         "tail": sa.func.coalesce(last, groups.c.tail),
         "priority": sa.func.coalesce(first(rows.c.priority), groups.c.priority),
     }
+    if context.sql.keeps_ended:
+        begun = sa.func.coalesce(first(rows.c.seq), groups.c.first_seq)
+        values["first_seq"] = sa.case((groups.c.head.is_(None), begun), else_=groups.c.first_seq)
+        values["ended_at"] = sa.null()
     if context.options.groups == "exclusive":
         values["next_position"] = first(rows.c.position, *waiting)
         values["idle_since"] = sa.case(
-            (head.is_(None), sa.func.coalesce(groups.c.idle_since, context.backend.now_sql())), else_=sa.null()
+            (
+                head.is_(None) & (groups.c.assigned != UNASSIGNED),
+                sa.func.coalesce(groups.c.idle_since, context.backend.now_sql()),
+            ),
+            else_=sa.null(),
         )
         lapse = first(sa.case((rows.c.claim_id.is_not(None), rows.c.time_next), else_=sa.null()))
         next_due = sa.case((groups.c.drain_to.is_not(None), sa.null()), else_=_due(context, is_exhausted_sql(context)))
@@ -420,12 +432,20 @@ def first_closing(context: TableContext, *conditions: sa.ColumnElement[bool]) ->
 
 
 @built_once(maxsize=256)
-def _ended(context: TableContext, name: str = "groups") -> sa.Delete | sa.TextClause:
+def _ended(context: TableContext, name: str = "groups") -> sa.Update | sa.Delete | sa.TextClause:
+    if context.sql.keeps_ended:
+        its = these_groups(context, name), has_to_end()
+        return sa.update(groups).where(*its).values(ended_at=context.backend.now_sql(), idle_since=None)
     key = groups.c.table_id, groups.c.group_id
-    return context.sql.delete_keys(groups, context.table_id, key, name, sa.and_(groups.c.head.is_(None), *_needless()))
+    return context.sql.delete_keys(groups, context.table_id, key, name, has_to_end())
 
 
-def _needless() -> tuple[sa.ColumnElement[bool], ...]:
+def has_to_end() -> sa.ColumnElement[bool]:
+    """Return the condition that nothing needs a group's row, and that this is not yet noted."""
+    return sa.and_(groups.c.head.is_(None), groups.c.ended_at.is_(None), *needless())
+
+
+def needless() -> tuple[sa.ColumnElement[bool], ...]:
     """Return the condition that a group's row is not needed when it has no messages."""
     return is_assigned(UNASSIGNED), groups.c.paused_until.is_(None), groups.c.pinned == 0
 

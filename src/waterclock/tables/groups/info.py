@@ -133,7 +133,7 @@ def first_names(context: TableContext, connection: sa.Connection, limit: int, mo
     """
     rows = context.rows
     # Routed messages have their group in the catalogue, too.
-    routed = sa.select(groups.c.group_id.label("name")).where(context.sql.of_table(groups.c.table_id, context.table_id))
+    routed = sa.select(groups.c.group_id.label("name")).where(_which(context, named=False))
     name = group_of(rows)
     new = context.sql.by_unrouted_index(sa.select(name.label("name")), rows).where(*_unrouted(context))
     if context.options.ungrouped == "free":
@@ -321,7 +321,8 @@ def _members_at(context: TableContext, place: sa.Column[int], *, named: bool) ->
 
 
 def _which(context: TableContext, *, named: bool) -> sa.ColumnElement[bool]:
-    return these_groups(context) if named else context.sql.of_table(groups.c.table_id, context.table_id)
+    its = these_groups(context) if named else context.sql.of_table(groups.c.table_id, context.table_id)
+    return its & groups.c.ended_at.is_(None) if context.sql.keeps_ended else its
 
 
 def _member(row: sa.Row[*tuple[Any, ...]]) -> Member:

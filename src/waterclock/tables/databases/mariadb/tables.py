@@ -100,6 +100,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     locks_in_parts = False
     latest_first = True
     locks_by_key = True
+    keeps_ended = False
     reads_old = True
     orders_groups_by_priority = True
     clock = NOW

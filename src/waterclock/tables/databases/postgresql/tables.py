@@ -154,6 +154,7 @@ class PostgresqlTables(TableDialect):
     source_differs = _DIFFERS
     deletes_wait = False
     locks_in_parts = True
+    keeps_ended = True
     reads_old = False
     at_once = True
     changed = CHANGED

@@ -139,6 +139,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
     deletes_wait = False
     locks_in_parts = True  # a writer has locked everything
     latest_first = False
+    keeps_ended = False
     reads_old = False
     clock = _NOW
     taking = staticmethod(_taking)

@@ -25,6 +25,7 @@ from waterclock.tables.groups.consumers import is_ownerless, release_idle, relea
 from waterclock.tables.groups.group_state import contradicts, has_lost_its_place, lock_free_groups, settle
 from waterclock.tables.messages.claiming.bounded_rows import has_bounds
 from waterclock.tables.messages.rows.process_heartbeat import LASTS
+from waterclock.tables.messages.upkeep.ended_groups import delete_ended, delete_left_over, is_left_over
 from waterclock.tables.model.claims.bounds import SAVE_EVERY
 from waterclock.time import MAX_NS
 
@@ -42,12 +43,16 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
     """
     sweeps, every = context.sweeps, context.options.poll_interval
     if context.options.groups is None:
+        if moments.monotonic_ns() < sweeps.due_at:
+            return False
         if not (has_bounds(context) or (context.options.turns_by is not None and context.sql.is_bounded)):
             sweeps.due_at = MAX_NS
-        elif moments.monotonic_ns() >= sweeps.due_at and context.reached.saved.is_due():
+        elif context.reached.saved.is_due():
             _save_bounds(context)
             sweeps.due_at = moments.monotonic_ns() + int(SAVE_EVERY * 1_000_000_000)
         return False
+    if context.sql.keeps_ended:
+        delete_ended(context)
     if not sweeps.is_due(idle=idle) or not sweeps.begin():
         return False
     began = moments.monotonic_ns()
@@ -119,6 +124,8 @@ def _release(context: TableContext, connection: sa.Connection) -> int:
 def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequence[str]) -> int:
     """Settle those of these groups that contradict their messages and are not locked; return how many there were."""
     locked = lock_free_groups(context, connection, names)
+    if context.sql.keeps_ended:
+        delete_left_over(context, connection, locked)
     wrong = list(connection.scalars(_wrong_of(context), {"groups": locked})) if locked else []
     if not wrong:
         return 0
@@ -168,7 +175,7 @@ def _piece(context: TableContext, *, begins: bool) -> sa.Select[Any, Any, Any]:
 
 
 def _is_wrong(context: TableContext) -> sa.ColumnElement[bool]:
-    wrong = contradicts(context)
+    wrong = contradicts(context) | is_left_over(context) if context.sql.keeps_ended else contradicts(context)
     return wrong | is_ownerless() if context.options.groups == "exclusive" else wrong
 
 

@@ -1,4 +1,4 @@
-"""Decides when a table's groups are checked against their messages, and tracks the progress of the current check."""
+"""Decides when a table's groups are checked against their messages, and when ended ones are deleted."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ SWEEP_SHARE = 50
 minutes instead of a ``poll_interval``.
 """
 
+
+ENDED_FOR = 300_000_000_000
+"""How long the row of a group that has ended stays on PostgreSQL, ns. A group that begins again after that is looked up
+among all its earlier versions that an old snapshot shows; the rows of so many groups are stored meanwhile.
+"""
+
+_DELETE_EVERY = 1_000_000_000  # after how long a process deletes the rows of ended groups again, ns
 
 _FIRST_AFTER = 1_000_000_000  # after how long a process checks for the first time, ns, even if it is always busy
 
@@ -63,3 +70,29 @@ class Sweeps:
         self._has_looked = True
         self.due_at = moments.monotonic_ns() + every
         self._lock.release()
+
+
+class EndedGroups:
+    """The progress of deleting the rows of groups that ended `ENDED_FOR` ago.
+
+    Each search begins at the end of the last one of the process, because an index keeps the entries of deleted rows for
+    as long as a transaction holds an old snapshot. The rows before that are left to the check of all groups.
+    """
+
+    def __init__(self) -> None:
+        self._due_at = 0
+        self._start: int | None = None
+
+    def begin(self, now: int) -> tuple[int, int] | None:
+        """Begin a search; return between which times the groups to delete ended, ns. None: not yet due."""
+        if moments.monotonic_ns() < self._due_at:
+            return None
+        self._due_at = moments.monotonic_ns() + _DELETE_EVERY
+        upto = now - ENDED_FOR
+        return (upto if self._start is None else self._start), upto
+
+    def end(self, upto: int, *, more: bool) -> None:
+        """Note that those groups are deleted that ended until then, ns, and whether there are more."""
+        self._start = upto
+        if more:
+            self._due_at = 0

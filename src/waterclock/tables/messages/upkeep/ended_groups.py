@@ -1,0 +1,71 @@
+"""Deletes the rows of groups that ended a while ago, on databases that keep them (`TableDialect.keeps_ended`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+import sqlalchemy as sa
+
+from waterclock._support.quoting import in_a_line, said_of
+from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import groups
+from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import RefusedError, UnavailableError
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups.group_state import needless, these_groups
+from waterclock.tables.model.timing.sweeps import ENDED_FOR
+
+_AT_ONCE = 1000
+
+_log = logging.getLogger(__name__)
+
+
+def delete_ended(context: TableContext) -> None:
+    """Delete some of the rows, if the last deletion is old enough."""
+    times = context.ended_groups.begin(context.backend.now_about())
+    if times is None:
+        return
+    start, upto = times
+
+    def delete(own: SqlConnection) -> list[int]:
+        found = own.execute(_ended(context), {"start": start, "upto": upto}).all()
+        if found:
+            own.execute(_deleting(context), {"groups": [row.group_id for row in found]})
+        return [row.ended_at for row in found]
+
+    try:
+        ended = context.backend.transact(delete, indexed=True)
+    except (RefusedError, UnavailableError) as error:
+        _log.info("cannot delete ended groups of table %r: %s", context.name, in_a_line(said_of(error)))
+        return
+    more = len(ended) == _AT_ONCE
+    context.ended_groups.end(ended[-1] if more else upto, more=more)
+
+
+def is_left_over(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return the condition that `delete_ended` has passed over the row of a group that has ended."""
+    return sa.and_(groups.c.ended_at < context.backend.now_sql() - 2 * ENDED_FOR, *needless())
+
+
+def delete_left_over(context: TableContext, connection: SqlConnection, names: Collection[str]) -> None:
+    """Delete such rows among those of these groups, which the transaction has locked."""
+    connection.execute(_deleting_left_over(context), {"groups": list(names)})
+
+
+@built_once(maxsize=256)
+def _ended(context: TableContext) -> sa.Select[str, int]:
+    start, upto = (sa.bindparam(name, type_=sa.BigInteger) for name in ("start", "upto"))
+    its = groups.c.table_id == context.table_id, groups.c.ended_at >= start, groups.c.ended_at <= upto
+    found = sa.select(groups.c.group_id, groups.c.ended_at).where(*its, *needless()).order_by(groups.c.ended_at)
+    return found.limit(_AT_ONCE).with_for_update(skip_locked=True)
+
+
+@built_once(maxsize=256)
+def _deleting(context: TableContext) -> sa.Delete:
+    return sa.delete(groups).where(these_groups(context))
+
+
+@built_once(maxsize=256)
+def _deleting_left_over(context: TableContext) -> sa.Delete:
+    return sa.delete(groups).where(these_groups(context), is_left_over(context))
