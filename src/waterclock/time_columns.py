@@ -1,4 +1,4 @@
-"""Reads and converts times in Arrow columns: which types represent a point in time, and as int nanoseconds."""
+"""Converts times in Arrow columns to int nanoseconds, and checks that a column's type represents points in time."""
 
 from __future__ import annotations
 

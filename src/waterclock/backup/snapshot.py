@@ -2,9 +2,9 @@
 
 SQLite's backup function copies pages, so the copy equals the database byte for byte. It includes the tables of other
 programs, and does not need their functions and collations, as VACUUM INTO would. It also keeps the row numbers, which
-VACUUM may change. But if another process commits between two steps of the backup, SQLite begins the backup again, which
-might never end in a busy database. A read transaction on the connection prevents that, because all steps then see the
-same snapshot. Writers do not wait for this transaction, but the write-ahead log grows while it lasts.
+VACUUM may change. But if another process commits between two steps of the backup, SQLite begins the backup again. So in
+a busy database, a backup might never end. A read transaction on the connection prevents that, because all steps then
+see the same snapshot. Writers do not wait for this transaction, but the write-ahead log grows while it lasts.
 """
 
 from __future__ import annotations

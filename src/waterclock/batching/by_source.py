@@ -1,4 +1,4 @@
-"""Batches many sources. Each source has a batcher, which is created when its first message arrives."""
+"""Batches many sources. Each source has a batcher, which is created when the source's first message arrives."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""Loads kernels, which are modules of functions over arrays. A kernel runs in one of three forms.
+"""Loads kernels, which are functions over arrays. A kernel is a file or a package, and runs in one of three forms.
 
 A wheel ships each kernel as a compiled library, which loads in milliseconds (`kernel_library`). Without that library,
 as in a clone, a kernel runs interpreted for few rows, and compiled with Numba for many rows. Numba takes 40 s to
-compile after an installation, and 0.7 to 2 s to load the compiled code in each process, mostly for its own import. In
-that time, the interpreted form handles `INTERPRETED_ROWS` rows (docs/adr/0025).
+compile after an installation. In each process, it takes 0.7 to 2 s to load the compiled code, mostly for its own
+import. The interpreted form handles `INTERPRETED_ROWS` rows in less time than that (docs/adr/0025).
 
-A kernel is one file, or a package. The files of a package import one another relatively, so that each form imports
-files in the same form.
+The files of a kernel's package import one another relatively, so that each form imports files in the same form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measures by how much, in each stream, the newest event times of a topic lag behind their receive times."""
+"""Measures, for each stream of a topic, how far the newest event times lag behind the receive times."""
 
 from __future__ import annotations
 

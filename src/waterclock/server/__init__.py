@@ -1,1 +1,1 @@
-"""The HTTP server for topics and message tables. Requests need a token."""
+"""The HTTP server for topics and message tables, protected by tokens."""

@@ -2,7 +2,7 @@
 
 So any number of viewers of one page cost the database as much as one viewer. Requests are identical if they have the
 same sender, path, query and accepted formats. The sender's token is checked first, for each request. An answer may be
-up to a second old. But it includes every change that this server answered before the request arrived, because each
+up to a second old. But it includes every change that this server confirmed before the request arrived, because each
 change drops all shared answers. Only routes marked with `shared` take part. Payloads and deliveries are never shared.
 """
 

@@ -1,4 +1,4 @@
-"""Registers the format ``waterclock`` with Spark, which reads topics, and writes message tables and topics."""
+"""Registers the format ``waterclock`` with Spark, for reading and writing topics and message tables."""
 
 from __future__ import annotations
 

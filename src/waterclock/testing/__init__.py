@@ -1,4 +1,4 @@
-"""Helpers for testing programs with message tables: they handle all due messages at once, and move the clock."""
+"""Helpers for testing programs with message tables. They handle all due messages immediately, and move the clock."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ depends on the windows before it. So a replay reads more than its range, in both
 - Forward, it reads up to the last message received at ``received_until``. Messages received later are late for windows
   that start before ``until``.
 
-The windows before ``begin`` are unknown. `synchronised` follows every possible start. After a silence longer than the
-window, and often much sooner, all of them lead to the same windows.
+The windows before ``begin`` are unknown, so `synchronised` follows every possible start. After a silence longer than
+the window, and often much sooner, all these starts lead to the same windows.
 """
 
 from __future__ import annotations

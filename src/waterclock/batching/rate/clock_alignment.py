@@ -1,13 +1,14 @@
 """Estimates how far a stream's clock differs from the receive clock, message by message, to align its times.
 
-The difference of receive time and event time is the offset of the clocks plus the message's transit time, and a delay
-only adds to it. So the messages with the smallest differences show the offset: it is a line under all points, as in
-Moon, Skelly and Towsley, "Estimation and removal of clock skew from network delay measurements" (1999). The line's
-slope is the drift.
+The receive time minus the event time of a message is the offset of the clocks plus the message's transit time. A delay
+only increases this difference, so the smallest differences show the offset. Drawn over time, the offset is a line below
+all differences, as in Moon, Skelly and Towsley, "Estimation and removal of clock skew from network delay measurements"
+(1999). The line's slope is the drift.
 
-A message below the line by more than `TOLERANCE` shows that the clock was set forward. A message far above the line is
-usually late. But if its event time is before those of earlier messages, it shows that the clock was set back. If a
-clock was set, the line and its points move as if the clock had always been set that way, and the drift stays known.
+A difference below the line by more than `TOLERANCE` shows that the clock was set forward. A difference far above the
+line usually means that the message is late. But if the message's event time is before those of earlier messages, the
+clock was set back. If a clock was set, the line and its points move as if the clock had always been set that way, and
+the drift stays known.
 
 The functions take a row of integers, as a NumPy row or a list, so that the class, the columns and Spark use the same
 code.

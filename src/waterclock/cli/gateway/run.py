@@ -1,6 +1,6 @@
 """``waterclock run FILE`` runs the ingest, batching and work of a gateway in separate processes.
 
-It stops them in order.
+The command stops these processes in order.
 """
 
 from __future__ import annotations

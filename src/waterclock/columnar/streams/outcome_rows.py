@@ -1,4 +1,4 @@
-"""The rows of outcomes. A row holds the messages of one source with the same outcome, packed as on arrival."""
+"""The rows of outcomes. A row holds the packed messages of one source that have the same outcome."""
 
 from __future__ import annotations
 

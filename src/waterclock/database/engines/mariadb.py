@@ -1,4 +1,4 @@
-"""The engine for MariaDB. Writes run at READ COMMITTED, and reads in one snapshot.
+"""The engine for MariaDB. Writes run at READ COMMITTED, and reads run in one snapshot.
 
 At REPEATABLE READ, the gap locks of writes would block enqueues.
 """

@@ -1,4 +1,4 @@
-"""The engine for PostgreSQL. Writes run at READ COMMITTED, and reads in one REPEATABLE READ snapshot."""
+"""The engine for PostgreSQL. Writes run at READ COMMITTED, and reads run in one REPEATABLE READ snapshot."""
 
 from __future__ import annotations
 

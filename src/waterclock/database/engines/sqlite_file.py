@@ -1,6 +1,6 @@
 """Opens an SQLite file, even if the file or its folder is read-only, or the URL asks for read-only access.
 
-A database with a write-ahead log needs two more files in its folder, which the first reader creates. If they are
+A database with a write-ahead log needs two more files in its folder. The first reader creates these files. If they are
 missing and the folder is read-only, SQLite opens the database only as ``immutable``. This module then reopens the
 database as soon as the file, or a log next to it, changes.
 """

@@ -1,4 +1,4 @@
-"""Runs an ingest of files: finds files, appends the new lines of each with its position, and follows the files."""
+"""Runs an ingest of files: finds files, appends the new lines of each together with its position, and follows files."""
 
 from __future__ import annotations
 

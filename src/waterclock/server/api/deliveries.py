@@ -1,4 +1,4 @@
-"""Routes that receive messages, by long poll or as a stream, extend leases, ack, and return messages.
+"""Routes that receive messages (by long poll or as a stream), extend their leases, ack them, and return them.
 
 A handle names a delivery and holds its lease, so any server of the database can end the delivery.
 """

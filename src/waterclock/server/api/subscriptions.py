@@ -1,4 +1,4 @@
-"""Routes that read, commit, seek and expire through the subscriptions of topics."""
+"""Routes of a topic's subscriptions: create, read, commit, seek, expire, remove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chooses the batch length of a pipeline with an adaptive length, passes it to the source, and records it for replays.
+"""Adapts the batch length of a pipeline, passes the length to the source, and records it for replays.
 
 While a pipeline runs, `MeasuredLength` follows the time that micro-batches take, and writes the length to a file on the
 driver. The source reads that file to plan a micro-batch, and adds the length to the micro-batch's offset, which Spark
@@ -6,8 +6,8 @@ writes to the checkpoint before the micro-batch begins. All messages carry the l
 is repeated, it has the same length again, even if the file has changed.
 
 Spark deletes old offsets. So before a micro-batch is written to the outputs, `LengthRecord` records its length in the
-checkpoint. For each change of the length, it adds an empty file, whose name has the entry from which the new length
-holds. A replay reads the names, and stops at the end of the newest micro-batch.
+checkpoint. Each change of the length creates an empty file; the file's name holds the new length and the first entry to
+which it applies. A replay reads the names, and stops at the end of the newest micro-batch.
 """
 
 from __future__ import annotations

@@ -6,17 +6,17 @@ topic's origin. A later topic of the same name has another origin, and refuses t
 
 The start of a stream is recorded as it was requested (``{"position": "earliest"}``, ``{"event_time": …}``), without an
 ordinal, and looked up when needed. Spark asks for it again when it repeats the first micro-batch, and must get the same
-answer from a topic that has grown. If the topic is empty, the end of the first micro-batch also records the start in
-this form.
+answer from a topic that has grown. If the topic is empty, the end of the first micro-batch also records the start as it
+was requested.
 
 A start that depends on the time (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once. The first
 micro-batch then has no messages, and its end is the position found. For any other start, the end of the first
 micro-batch has the ordinal of its first message as ``begin``, so that its messages can be counted. ``buckets`` and
-``rule`` are the options of these names. A pipeline reads them from the offset when it starts again.
+``rule`` hold the options with these names. A pipeline reads them from the offset when it starts again.
 
 If a pipeline's batch length adapts, the end of a micro-batch also has the length of its messages as ``length``, with
-``since``, the position from which the length holds. Spark writes the offset before it begins the micro-batch, and uses
-the same offset if it repeats the micro-batch.
+``since``, the first position to which the length applies. Spark writes the offset before it begins the micro-batch, and
+uses the same offset if it repeats the micro-batch.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ It is expensive to move rows between Java and Python, and Spark does not tell a 
 needs. So sealed messages are read without Python: the catalogue names the files, and Spark reads them. Unsealed
 messages, and files that are only partly in the range, are slices that tasks read as the format ``waterclock`` does.
 
-Both come from one snapshot, which stays readable while ledgers are sealed and compacted. If an entry is sealed
-meanwhile, it is read from its file, and a compacted file is kept for the grace time.
+The files and the slices come from one snapshot, which stays readable while ledgers are sealed and compacted. If an
+entry is sealed meanwhile, it is read from its file, and a compacted file is kept for the grace time.
 """
 
 from __future__ import annotations

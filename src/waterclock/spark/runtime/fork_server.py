@@ -2,8 +2,8 @@
 
 Spark starts a Python process for each kind of work: to look up the format, to plan reads, to plan the state of each
 stream, and for tasks. Each process would spend up to some seconds on the same imports, and each stream needs two
-processes. So all of them are forked from one process that has done these imports. The fork server ends when the driver
-ends, because its stdin is closed then.
+processes. So all of them are forked from one process, the fork server, which has done these imports. When the driver
+ends, the fork server's stdin is closed, and the fork server ends, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs in place of a Python process that Java starts, and asks the fork server for that process instead.
+"""Runs in place of a Python process that Java starts, and asks the fork server to fork that process.
 
 Java starts ``python -I -S forked.py FOLDER -m MODULE [ARGUMENT]``. This script asks the fork server in FOLDER to fork
 the Python process, and ends when the forked process ends. If the server does not answer, the script becomes the Python

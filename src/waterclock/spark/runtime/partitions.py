@@ -1,7 +1,7 @@
 """Chooses the number of partitions of a streaming query's state: the number of cores in its first run.
 
 The number never changes afterwards. Spark's default is 200, and for each partition, every micro-batch runs a task that
-opens and commits a store. For each bucket of a partition, Python calls the JVM several times. A few buckets per
+opens and commits a state store. For each bucket of a partition, Python calls the JVM several times. A few buckets per
 partition keep busy sources apart.
 """
 

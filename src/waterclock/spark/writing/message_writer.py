@@ -1,8 +1,8 @@
 """Appends messages to a topic exactly once, even if Spark repeats tasks or micro-batches.
 
-Every task is a producer of the topic. Its name identifies the writer and the partition, and its numbers identify the
-micro-batch and the row, so the topic recognizes a repeated append. The task sorts its rows first, because a retry may
-deliver them in another order.
+Every task is a producer of the topic. The producer's name identifies the writer and the partition, and its numbers
+identify the micro-batch and the row, so the topic recognizes a repeated append. The task sorts its rows first, because
+a retry may deliver them in another order.
 """
 
 from __future__ import annotations

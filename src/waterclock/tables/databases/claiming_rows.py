@@ -1,4 +1,4 @@
-"""The statements that claim messages in a table without groups, as far as all databases share them."""
+"""The statements, common to all databases, that claim messages in a table without groups."""
 
 from __future__ import annotations
 

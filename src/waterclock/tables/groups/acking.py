@@ -1,4 +1,4 @@
-"""Acks messages of groups: in order, or by the table's ``ack_order``."""
+"""Acks messages of groups, in the order that the table's ``ack_order`` requires."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The rows of keys in the catalogue, which show which keys are due, and whose turn it is.
 
 A row stands for the messages of one key and one priority. It waits for its turn, or sleeps. It sleeps until its first
-routed, unacked message may be due, or until the rate of its key allows another message. Claims maintain this: they
+routed, unacked message may be due, or until the rate of its key allows another message. Claims maintain the rows: they
 postpone a row to the due time of its first message, and delete a row that has no messages and whose rate is not in use.
 No statement waits for a row's lock.
 

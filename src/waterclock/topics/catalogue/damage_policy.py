@@ -1,4 +1,4 @@
-"""Handles a reader's damaged, lost or missing messages: stops with an error, or skips them with a warning."""
+"""Handles messages that a reader finds damaged, lost or missing: stops with an error, or skips with a warning."""
 
 from __future__ import annotations
 

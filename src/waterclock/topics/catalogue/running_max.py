@@ -1,13 +1,14 @@
 """Maintains the running maxima of ledgers: a larger time raises them, and a deleted ledger lowers them.
 
-A search for a time uses them to find the ledger. They must never be too low, and must never fall from one ledger to the
-next. A running maximum that is too high, because its ledger was deleted, only slows a search down: the search begins at
-an earlier ledger, walks from ledger to ledger and finds the same message. So a deletion only records that running
-maxima may be stale. Afterwards `lower_peaks` lowers them, some in each transaction, from the first remaining ledger
-until they match the ledgers' own bounds.
+A search for a time uses the running maxima to find the ledger. They must never be too low, and must never fall from one
+ledger to the next. A running maximum that is too high, because its ledger was deleted, only slows a search down: the
+search begins at an earlier ledger, walks from ledger to ledger and finds the same message. So a deletion only records
+that running maxima may be stale. Afterwards `lower_peaks` lowers them, some in each transaction, from the first
+remaining ledger until they match the ledgers' own bounds.
 
 If `lower_peaks` is killed, the maxima of finished ledgers are correct, and later ones are still too high. The record
-names the ledger that was reached. If a maximum before that ledger matches the bounds, later ones may still be too high.
+also names the ledger that was reached. If a maximum before that ledger matches the bounds, later ones may still be too
+high.
 """
 
 from __future__ import annotations

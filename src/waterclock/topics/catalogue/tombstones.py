@@ -1,8 +1,8 @@
 """Records messages as lost. Their rows remain in the catalogue, so that later messages keep their ordinals.
 
 The row of a lost ledger has the state ``lost`` and no file. The row of a lost entry holds `LOST` as its data, which is
-shorter than any entry. Both rows still count the lost messages. Every reader skips these. Damage that is not recorded
-as lost is a fault that readers report.
+shorter than any entry. Both rows still count the lost messages, and every reader skips the lost messages. Damage that
+is not recorded as lost is a fault that readers report.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Computes the checksum of messages' contents, which distinguishes a repeated append from an append of other messages.
 
-The checksum covers source, stream, event_time, headers and payload. It does not cover publish_time and receive_time: if
-a message is sent again, the producer's clock and the topic's clock set them again. The catalogue stores the checksum,
-so it must depend neither on the container (messages or a table) nor on the version of a library. It is computed column
-by column: lengths as int32 (-1 for headers that are None), texts and payloads end to end, times as int64. Headers are
-in the order of their keys, and numbers are little-endian.
+The checksum covers source, stream, event_time, headers and payload. It does not cover publish_time and receive_time,
+because clocks set these times again if a message is sent again. The catalogue stores the checksum, so it must depend
+neither on the container (messages or a table) nor on the version of a library. It is computed column by column: lengths
+as int32 (-1 for headers that are None), texts and payloads end to end, times as int64. Headers are in the order of
+their keys, and numbers are little-endian.
 """
 
 from __future__ import annotations

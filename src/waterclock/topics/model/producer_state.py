@@ -1,8 +1,8 @@
-"""Decides by its numbers whether an append is new, a repeat or a mistake. Pure.
+"""Decides whether an append is new, a repeat or a mistake, by the numbers of its messages. Pure.
 
-A producer's numbers only grow. The catalogue remembers them twice: its last appends one by one, with position and
-checksum, and all numbers that were ever appended, as ranges. Both are bounded, so some numbers are forgotten. An append
-with forgotten numbers is an error, because treating it as a repeat and dropping it could silently lose messages.
+A producer's numbers only grow. The catalogue remembers them twice: the producer's last appends one by one, with
+position and checksum, and all numbers that were ever appended, as ranges. Both are bounded, so some numbers are
+forgotten. An append with forgotten numbers is an error, because to drop it as a repeat could silently lose messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the messages stored at a position of a topic, and checks that they directly follow those before them.
+"""Reads the messages stored at a position of a topic, and checks that no message before them is missing.
 
 A topic has no gaps: ledgers, their entries, and messages are numbered consecutively, in rows and in files. Only ledgers
 at the start may be missing, because they were deleted on purpose; the topic's row records how many. Any other gap is

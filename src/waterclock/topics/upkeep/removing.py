@@ -1,4 +1,4 @@
-"""Removes a topic and its contents. If it is killed, the topic still exists, and can be removed again."""
+"""Removes a topic and its contents. If the removal is killed, the topic still exists, and can be removed again."""
 
 from __future__ import annotations
 

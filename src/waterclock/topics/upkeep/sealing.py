@@ -4,7 +4,7 @@
 2. `_begin` records a pending file of a new name, with an owner and a lease.
 3. `_write` writes the file, makes it durable, reads it back, compares all values, and computes checksums.
 4. `_commit` assigns the file to the ledger in one transaction, if the file is still pending and still ours.
-5. `delete_rows` removes the entries. Readers trust the ledger's state, not the rows, so this can happen later.
+5. `delete_rows` removes the entries. Readers trust the ledger's state, not the rows, so this step can happen later.
 
 Every step can be repeated. Once the lease of a killed owner has ended, `sweeping.sweep` removes its files.
 """

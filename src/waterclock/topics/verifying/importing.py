@@ -1,9 +1,9 @@
 """Imports ledger files into a catalogue that has lost some or all of them.
 
-A file lists the ledgers that it holds (`waterclock.topics.format.file_facts`). It is read completely before a row is
-written: its footer and pages are compared with their checksums, and its messages with the facts. Only ledgers that the
-catalogue lacks are imported: those in a gap, those recorded as lost, and all of them if the topic is empty. Ledgers
-that were deleted on purpose stay deleted.
+A file lists the ledgers that it holds, with facts about each (`waterclock.topics.format.file_facts`). The file is read
+completely before a row is written: its footer and pages are compared with their checksums, and its messages with the
+facts. Only ledgers that the catalogue lacks are imported: those in a gap, those recorded as lost, and all of them if
+the topic is empty. Ledgers that were deleted on purpose stay deleted.
 
 Databases may share a store, so a topic takes only files of its own origin. If a topic has never held a message, its
 catalogue and origin may have been lost. So it takes the files with its name, if they all have the same origin, and

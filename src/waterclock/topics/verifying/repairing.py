@@ -1,9 +1,10 @@
 """Repairs a topic: corrects the catalogue, and records missing messages as lost.
 
-First, it imports ledger files that the catalogue has lost, and finds files that were renamed, because messages in a
-file are not lost. Then it measures bounds again, and records unreadable messages as lost: entries, row groups, ledgers.
-After that, a ledger that the catalogue described wrongly is imported from its file. No file is removed or changed: a
-damaged file stays in its place. Each step is a transaction of its own, so a repair that is killed is simply run again.
+First, the repair imports ledger files that the catalogue has lost, and finds files that were renamed, because messages
+in a file are not lost. Then it measures bounds again, and records unreadable messages as lost: entries, row groups,
+ledgers. After that, a ledger that the catalogue described wrongly is imported from its file. No file is removed or
+changed: a damaged file stays in its place. Each step is a transaction of its own, so a repair that is killed is simply
+run again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Formats the tracebacks of failed handlers: the last frames for the message's row, and the whole for the log."""
+"""Formats the errors of failed handlers: the last frames for the message's row, and the whole traceback for the log."""
 
 from __future__ import annotations
 

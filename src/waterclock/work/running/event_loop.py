@@ -1,4 +1,4 @@
-"""Runs a worker's asynchronous handlers in an event loop: in one in a thread of its own, or in the application's."""
+"""Runs a worker's asynchronous handlers in an event loop: the worker's own, in a thread, or the application's."""
 
 from __future__ import annotations
 

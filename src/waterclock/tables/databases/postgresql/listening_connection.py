@@ -4,7 +4,7 @@ The first consumer that waits becomes the leader: its thread also watches the co
 leader wakes the consumers that wait for that table. A leader that leaves wakes another consumer, which leads from then
 on. So no extra thread is needed.
 
-The connection holds a table's lock *waiting* as long as one of its consumers waits, and from one wait to the next. Once
+The connection holds a table's lock *waiting* while one of the table's consumers waits, and also between its waits. Once
 a consumer has checked that all active writers have seen this lock, consumers that join it need not check again. So a
 long wait needs no queries, except for occasional checks that the server still answers.
 """

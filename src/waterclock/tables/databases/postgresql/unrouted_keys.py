@@ -2,7 +2,7 @@
 
 The index is ordered by blocks of seqs, and within a block by key. So a search skips the entries of earlier messages,
 which remain while a transaction holds an old snapshot. If many messages of one key wait, the search finds the other
-keys without reading all of them.
+keys without reading all these messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The statements for message tables on SQLite. SQLite has one writer at a time, so the statements lock no rows."""
+"""The statements for message tables on SQLite. They lock no rows, because SQLite has only one writer at a time."""
 
 from __future__ import annotations
 

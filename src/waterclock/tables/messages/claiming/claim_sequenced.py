@@ -1,4 +1,4 @@
-"""Claims from a table with sequenced groups: leases only a group's first messages, to one consumer, until acked."""
+"""Claims from a table with sequenced groups. Leases only a group's first messages; the next wait for their acks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Lower bounds at which the searches of claims begin, so that no search reads index entries of finished work.
 
 A server keeps the index entries of dead rows while a transaction, such as a report or a forgotten session, holds a
-snapshot that shows them. A bound is exact. A search that found nothing advances it to the end of the search, but only
-after all transactions that were then in progress have ended, because they may commit a message below that point.
+snapshot that shows them. A bound is exact. A search that found nothing advances the bound to the end of the search, but
+only after all transactions that were then in progress have ended, because they may commit a message below that point.
 """
 
 from __future__ import annotations

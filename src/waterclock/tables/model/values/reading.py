@@ -1,6 +1,6 @@
 """Reads values that plain SQL may have written. An unreadable value becomes an object instead of raising an error.
 
-An error while rows are fetched would fail this claim and every later one, and so stop all consumers.
+An error while rows are fetched would fail the claim and every later claim, and so stop all consumers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Validates texts, so that every database can store them: without NUL, which PostgreSQL refuses, and valid in UTF-8.
 
-A caller's invalid text is refused. In the reason of a failure, invalid characters are replaced, because storing the
-reason must not fail, too.
+A caller's invalid text is refused. In the reason of a failure, invalid characters are replaced, so that the reason can
+always be stored.
 """
 
 from __future__ import annotations
