@@ -1,4 +1,4 @@
-"""The arrays on which the functions of the kernel work, and the decorators of these functions."""
+"""The arrays on which the kernel's functions work, and the decorators that compile these functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Distances of times, and which times a window may be placed at; see `rule` and `window`."""
+"""Measures distances between times, and decides at which times a window may begin; see `rule` and `window`."""
 
 from __future__ import annotations
 

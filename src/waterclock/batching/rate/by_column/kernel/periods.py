@@ -1,4 +1,4 @@
-"""Pulse grids, rates and periods of streams; see `pulse_grid` and `period`."""
+"""Computes the pulse grids, rates and periods of streams; see `pulse_grid` and `period`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that wait for a later window, in a heap for each stream; see `pile`."""
+"""Stores the messages that wait for a later window, in a heap for each stream; see `pile`."""
 
 from __future__ import annotations
 

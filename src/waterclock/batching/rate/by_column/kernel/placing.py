@@ -1,4 +1,4 @@
-"""Placing the messages of a call; see `batcher`."""
+"""Places the messages of a call in windows; see `batcher`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Placing a window elsewhere after a stall; see `recovery`."""
+"""Begins a window at another time after a stall; see `recovery`."""
 
 from __future__ import annotations
 

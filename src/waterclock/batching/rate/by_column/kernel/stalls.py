@@ -1,4 +1,4 @@
-"""Traffic in other eras, and whether a source has stalled; see `stall`."""
+"""Counts the messages of other eras, and detects whether a source has stalled; see `stall`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The starts of earlier windows; see `starts`."""
+"""Stores the starts of earlier windows; see `starts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tracks of streams; see `stream`."""
+"""Updates the rows of streams (tracks); see `stream`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening, cutting and closing windows; see `window`."""
+"""Opens, cuts and closes windows; see `window`."""
 
 from __future__ import annotations
 
