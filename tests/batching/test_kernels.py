@@ -381,17 +381,20 @@ def test_numba_without_a_writable_folder_is_unavailable_with_the_remedy() -> Non
 
 
 MADE_UP_KERNEL = {
-    "limits_of_made_up.py": "LIMIT = 3\n",
-    "made_up/__init__.py": """from limits_of_made_up import LIMIT
+    "made_up/__init__.py": "",
+    "made_up/limits.py": "LIMIT = 2\n",
+    "made_up/places.py": "PLACE = 1\n",
+    "made_up/kernel/__init__.py": """from made_up import places
+from made_up.limits import LIMIT
 
 from .steps import njit, step, types
 
 
 @njit(types.int64(types.int64), cache=True)
 def run(number):
-    return step(number) + LIMIT
+    return step(number) + LIMIT + places.PLACE
 """,
-    "made_up/steps.py": """from waterclock.batching.kernels import numba_for
+    "made_up/kernel/steps.py": """from waterclock.batching.kernels import numba_for
 
 njit, types = numba_for(__name__)
 
@@ -407,10 +410,10 @@ def step(number):
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Any]]:
     """Write a kernel of two files, and return a function that imports it as a new process would."""
     for name, text in MADE_UP_KERNEL.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(kernels, "KERNELS", ("made_up",))
+    monkeypatch.setattr(kernels, "KERNELS", ("made_up.kernel",))
     monkeypatch.setattr(kernels, "_kernels", [])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
@@ -420,20 +423,22 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
     def imported() -> Any:
         forget()
-        return import_module("made_up")
+        return import_module("made_up.kernel")
 
     yield imported
     forget()
 
 
-@pytest.mark.parametrize(("file", "line"), [("made_up/steps.py", "return number * 2"), ("limits_of_made_up.py", "3")])
+@pytest.mark.parametrize(
+    ("file", "number"), [("made_up/kernel/steps.py", "* 2"), ("made_up/limits.py", "2"), ("made_up/places.py", "1")]
+)
 def test_numba_compiles_again_after_a_change_of_another_file(
-    file: str, line: str, made_up: Callable[[], Any], tmp_path: Path
+    file: str, number: str, made_up: Callable[[], Any], tmp_path: Path
 ) -> None:
     assert made_up().run(1) == 5
     again = made_up().run
     assert (again(1), sum(again.stats.cache_hits.values())) == (5, 1)
-    (tmp_path / file).write_text(MADE_UP_KERNEL[file].replace(line, f"{line} + 1"))
+    (tmp_path / file).write_text(MADE_UP_KERNEL[file].replace(number, f"{number} + 1"))
     changed = made_up().run
     assert (changed(1), sum(changed.stats.cache_hits.values())) == (6, 0)
 
@@ -441,9 +446,9 @@ def test_numba_compiles_again_after_a_change_of_another_file(
 def test_a_library_of_another_source_of_its_package_has_another_fingerprint(
     made_up: Callable[[], Any], tmp_path: Path
 ) -> None:
-    kernel = kernels.Kernel("made_up")
+    kernel = kernels.Kernel("made_up.kernel")
     before = kernel.fingerprint
     assert kernel.interpreted.run(1) == 5
-    assert kernel.library == str(tmp_path / "libmade_up.so")
-    (tmp_path / "made_up/steps.py").write_text(MADE_UP_KERNEL["made_up/steps.py"] + "\n")
-    assert kernels.Kernel("made_up").fingerprint != before
+    assert kernel.library == str(tmp_path / "made_up/libkernel.so")
+    (tmp_path / "made_up/kernel/steps.py").write_text(MADE_UP_KERNEL["made_up/kernel/steps.py"] + "\n")
+    assert kernels.Kernel("made_up.kernel").fingerprint != before

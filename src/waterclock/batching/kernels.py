@@ -168,7 +168,10 @@ class Kernel:
         """The fingerprint of its source."""
         loader, path = self._file
         source = b"".join(loader.get_data(each) for each in (path, *(other.__file__ for other in self._modules[1:])))
-        numbers = {f"{each.__name__}.{name}": value for each in self._modules for name, value in vars(each).items()}
+        imported = [each for module in self._modules for each in vars(module).values() if isinstance(each, ModuleType)]
+        package = self.name.partition(".")[0]
+        modules = [*self._modules, *(each for each in imported if each.__name__.partition(".")[0] == package)]
+        numbers = {f"{each.__name__}.{name}": value for each in modules for name, value in vars(each).items()}
         return fingerprint(source, numbers)
 
     @cached_property

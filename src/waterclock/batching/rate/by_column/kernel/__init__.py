@@ -8,31 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from waterclock.batching.rate.by_column.layout import (
-    ACTIVE_FROM,
-    ALL_PILED,
-    BATCH_COLUMNS,
-    BATCHES,
-    BEGUN,
-    CUT_AT,
-    DOUBTFUL,
-    ERAS,
-    FALSE,
-    FLUSH,
-    HIGH_WATER,
-    JOINED,
-    LENGTH,
-    LOOKED,
-    NONE,
-    PILED,
-    ROOT,
-    SINCE,
-    UNMOVED,
-    UNTIL,
-    WAITING,
-    WAITS_FOR,
-    WINDOW_START,
-)
+from waterclock.batching.rate.by_column import layout as at
 from waterclock.batching.rate.rule import STALLED
 
 from .arrays import Codes, Flags, Ints, KernelOutput, Known, Links, Table, WaitingMessages, inlined, njit, types
@@ -48,51 +24,51 @@ def _add(  # noqa: C901  # a call for each message would cost more than its work
     first: int, stop: int, now: int, known: Known, messages: WaitingMessages, out: KernelOutput
 ) -> None:
     facts = known.facts
-    facts[LOOKED] = now
-    facts[SINCE] = min(facts[SINCE], now)
-    if not facts[BEGUN]:
+    facts[at.LOOKED] = now
+    facts[at.SINCE] = min(facts[at.SINCE], now)
+    if not facts[at.BEGUN]:
         if first < stop:
             begin_source(first, stop, known, messages, out)
-            facts[SINCE] = now
+            facts[at.SINCE] = now
         return
-    if facts[JOINED] == facts[ACTIVE_FROM] and not facts[ALL_PILED]:
-        note_move(facts[DOUBTFUL] == 1, facts)
-        facts[SINCE] = now
-    start, length = facts[WINDOW_START], facts[LENGTH]
-    high_water, held, cut_at = facts[HIGH_WATER], facts[JOINED], facts[CUT_AT]
+    if facts[at.JOINED] == facts[at.ACTIVE_FROM] and not facts[at.ALL_PILED]:
+        note_move(facts[at.DOUBTFUL] == 1, facts)
+        facts[at.SINCE] = now
+    start, length = facts[at.WINDOW_START], facts[at.LENGTH]
+    high_water, held, cut_at = facts[at.HIGH_WATER], facts[at.JOINED], facts[at.CUT_AT]
     take(first, stop, known, messages, out)
-    if facts[CUT_AT] < cut_at:
+    if facts[at.CUT_AT] < cut_at:
         cut(known, messages, out)
-        held = min(held, facts[JOINED])
+        held = min(held, facts[at.JOINED])
     rivalled = is_rivalled(facts)
     closed, stalled = False, rivalled and gives_way(first, stop, high_water, held, known, messages, out)
-    if not stalled and (not facts[WAITING] or facts[ALL_PILED] or has_timed_out(start, facts)):
+    if not stalled and (not facts[at.WAITING] or facts[at.ALL_PILED] or has_timed_out(start, facts)):
         closed = close_complete(known, messages, out)
     if not closed and not stalled:
-        if facts[HIGH_WATER] > high_water:
+        if facts[at.HIGH_WATER] > high_water:
             note_move(rivalled, facts)
         elif first < stop and not rivalled:
-            facts[UNMOVED] += facts[JOINED] - held
+            facts[at.UNMOVED] += facts[at.JOINED] - held
             stalled = is_stuck(messages.times, first, stop, high_water, start, length, facts)
-        if stalled or now - facts[SINCE] >= STALLED * length:
+        if stalled or now - facts[at.SINCE] >= STALLED * length:
             recover(known, messages, out)
     if closed:
         note_move(rivalled, facts)
-        facts[SINCE] = now
+        facts[at.SINCE] = now
 
 
 @inlined
 def _flush(known: Known, messages: WaitingMessages, out: KernelOutput) -> None:
     facts = known.facts
-    while facts[JOINED] > facts[ACTIVE_FROM] or facts[ALL_PILED]:
+    while facts[at.JOINED] > facts[at.ACTIVE_FROM] or facts[at.ALL_PILED]:
         steps = 1
-        if facts[JOINED] > facts[ACTIVE_FROM]:
-            give_out(FLUSH, known, messages, out)
+        if facts[at.JOINED] > facts[at.ACTIVE_FROM]:
+            give_out(at.FLUSH, known, messages, out)
         else:
-            steps = max(1, windows_to_first(FALSE, known, messages))
+            steps = max(1, windows_to_first(at.FALSE, known, messages))
         skip(steps, known, messages, out)
-    facts[UNMOVED] = facts[ERAS] = 0
-    facts[SINCE] = facts[LOOKED]
+    facts[at.UNMOVED] = facts[at.ERAS] = 0
+    facts[at.SINCE] = facts[at.LOOKED]
 
 
 # Arrow's memory is read-only, and Numba compiles for that only if the signature says so.
@@ -116,18 +92,18 @@ def _run(
 ) -> None:
     """Run the calls of a source, ``first_call`` of which has the first reading of ``clock``."""
     facts = known.facts
-    facts[JOINED] = facts[ACTIVE_FROM] = facts[BATCHES] = facts[ALL_PILED] = 0
+    facts[at.JOINED] = facts[at.ACTIVE_FROM] = facts[at.BATCHES] = facts[at.ALL_PILED] = 0
     for row in range(len(known.tracks)):
-        known.tracks[row, ROOT] = NONE
-        known.tracks[row, PILED] = 0
+        known.tracks[row, at.ROOT] = at.NONE
+        known.tracks[row, at.PILED] = 0
     for message in range(calls[0]):
-        if messages.links[message, WAITS_FOR] == NONE:
+        if messages.links[message, at.WAITS_FOR] == at.NONE:
             join(message, facts, out)
         else:
-            push(np.uint32(messages.links[message, WAITS_FOR]), message, known.tracks, messages)
-            facts[ALL_PILED] += 1
+            push(np.uint32(messages.links[message, at.WAITS_FOR]), message, known.tracks, messages)
+            facts[at.ALL_PILED] += 1
     for call in range(len(calls) - 1):
-        now = clock[first_call + call] if len(clock) else facts[LOOKED]
+        now = clock[first_call + call] if len(clock) else facts[at.LOOKED]
         _add(calls[call], calls[call + 1], now, known, messages, out)
     if flush:
         _flush(known, messages, out)
@@ -188,19 +164,19 @@ def run(
                 WaitingMessages(rows[first:stop], times[first:stop], links[first:stop]),
                 KernelOutput(joined[place:], batches[place:]),
             )
-            for k in range(known[BATCHES]):
-                for column in range(BATCH_COLUMNS):
+            for k in range(known[at.BATCHES]):
+                for column in range(at.BATCH_COLUMNS):
                     batches[count + k, column] = batches[place + k, column]
-                batches[count + k, UNTIL] += given_out
-            count += known[BATCHES]
-            for k in range(known[ACTIVE_FROM]):
+                batches[count + k, at.UNTIL] += given_out
+            count += known[at.BATCHES]
+            for k in range(known[at.ACTIVE_FROM]):
                 given[given_out + k] = first + joined[place + k]
-            given_out += known[ACTIVE_FROM]
-            for k in range(known[ACTIVE_FROM], known[JOINED]):
+            given_out += known[at.ACTIVE_FROM]
+            for k in range(known[at.ACTIVE_FROM], known[at.JOINED]):
                 kept[keeps] = first + joined[place + k]
                 keeps += 1
             for message in range(first, stop):
-                if links[message, WAITS_FOR] != NONE:
+                if links[message, at.WAITS_FOR] != at.NONE:
                     kept[keeps] = message
                     keeps += 1
         else:

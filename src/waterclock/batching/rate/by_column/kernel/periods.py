@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from waterclock.batching.rate.by_column.layout import ZERO
+from waterclock.batching.rate.by_column import layout as at
 from waterclock.batching.rate.period import LONGEST_DIFFERENCE, MIN_DIFFERENCES, STABLE_DIFFERENCES
 from waterclock.batching.rate.pulse_grid import DRIFT_TOLERANCE
 
@@ -52,7 +52,7 @@ def _sorted(values: Values, count: int) -> Values:
 @internal
 def _period(ordered: Ints, double: int) -> tuple[float, int]:
     per_pulse = np.empty(ordered.size, np.float64)
-    count = ZERO
+    count = at.ZERO
     for difference in ordered:
         periods = (4 * difference + double) // (2 * double)
         if periods >= 1:

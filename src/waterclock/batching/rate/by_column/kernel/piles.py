@@ -4,19 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from waterclock.batching.rate.by_column.layout import (
-    ALL_PILED,
-    FAR_FROM,
-    LAST_FROM,
-    LEFT,
-    NONE,
-    PILE_LAST,
-    PILE_NEWEST,
-    PILED,
-    RIGHT,
-    ROOT,
-    WAITS_FOR,
-)
+from waterclock.batching.rate.by_column import layout as at
 
 from .arrays import Ints, Known, Table, WaitingMessages, inlined, internal
 
@@ -24,23 +12,23 @@ from .arrays import Ints, Known, Table, WaitingMessages, inlined, internal
 @internal
 def merge(one: int, other: int, messages: WaitingMessages) -> int:
     """Merge two skew heaps (Sleator and Tarjan 1986) of waiting messages."""
-    if one == NONE:
+    if one == at.NONE:
         return other
-    if other == NONE:
+    if other == at.NONE:
         return one
     times, links = messages.times, messages.links
     if times[other] < times[one]:
         one, other = other, one
     root = one
     while True:
-        lower = links[one, RIGHT]
-        links[one, RIGHT] = links[one, LEFT]
-        if lower == NONE:
-            links[one, LEFT] = other
+        lower = links[one, at.RIGHT]
+        links[one, at.RIGHT] = links[one, at.LEFT]
+        if lower == at.NONE:
+            links[one, at.LEFT] = other
             return root
         if times[other] < times[lower]:
             lower, other = other, lower
-        links[one, LEFT] = lower
+        links[one, at.LEFT] = lower
         one = lower
 
 
@@ -51,15 +39,19 @@ def push_behind(row: int, message: int, tracks: Table, messages: WaitingMessages
     It is taken last, so it may be the newest one's child, and catching up stays linear.
     """
     event_time = messages.times[message]
-    last = tracks[row, PILE_LAST]
-    if not tracks[row, PILED] or event_time < tracks[row, PILE_NEWEST] or messages.links[last, LEFT] != NONE:
+    last = tracks[row, at.PILE_LAST]
+    if (
+        not tracks[row, at.PILED]
+        or event_time < tracks[row, at.PILE_NEWEST]
+        or messages.links[last, at.LEFT] != at.NONE
+    ):
         return False
-    messages.links[last, LEFT] = message
-    messages.links[message, LEFT] = messages.links[message, RIGHT] = NONE
-    messages.links[message, WAITS_FOR] = row
-    tracks[row, PILE_NEWEST] = event_time
-    tracks[row, PILE_LAST] = message
-    tracks[row, PILED] += 1
+    messages.links[last, at.LEFT] = message
+    messages.links[message, at.LEFT] = messages.links[message, at.RIGHT] = at.NONE
+    messages.links[message, at.WAITS_FOR] = row
+    tracks[row, at.PILE_NEWEST] = event_time
+    tracks[row, at.PILE_LAST] = message
+    tracks[row, at.PILED] += 1
     return True
 
 
@@ -70,36 +62,38 @@ def push(row: int, message: int, tracks: Table, messages: WaitingMessages) -> No
         return
     track = tracks[row]
     event_time = messages.times[message]
-    messages.links[message, LEFT] = messages.links[message, RIGHT] = NONE
-    messages.links[message, WAITS_FOR] = row
-    if not track[PILED] or event_time >= track[PILE_NEWEST]:
-        track[PILE_NEWEST] = event_time
-        track[PILE_LAST] = message
-    track[ROOT] = merge(track[ROOT], message, messages)
-    track[PILED] += 1
+    messages.links[message, at.LEFT] = messages.links[message, at.RIGHT] = at.NONE
+    messages.links[message, at.WAITS_FOR] = row
+    if not track[at.PILED] or event_time >= track[at.PILE_NEWEST]:
+        track[at.PILE_NEWEST] = event_time
+        track[at.PILE_LAST] = message
+    track[at.ROOT] = merge(track[at.ROOT], message, messages)
+    track[at.PILED] += 1
 
 
 @internal
 def take_oldest(track: Ints, messages: WaitingMessages) -> int:
     """Take the oldest message off a pile."""
-    message = int(track[ROOT])
-    track[ROOT] = merge(np.int64(messages.links[message, LEFT]), np.int64(messages.links[message, RIGHT]), messages)
-    track[PILED] -= 1
-    messages.links[message, WAITS_FOR] = NONE
+    message = int(track[at.ROOT])
+    track[at.ROOT] = merge(
+        np.int64(messages.links[message, at.LEFT]), np.int64(messages.links[message, at.RIGHT]), messages
+    )
+    track[at.PILED] -= 1
+    messages.links[message, at.WAITS_FOR] = at.NONE
     return message
 
 
 @internal
 def by_time(some: Ints, messages: WaitingMessages) -> Ints:
     """Order messages that do not wait by event time, in a heap: to compile a sort by key takes seconds."""
-    root = NONE
+    root = at.NONE
     for message in some:
-        messages.links[message, LEFT] = messages.links[message, RIGHT] = NONE
+        messages.links[message, at.LEFT] = messages.links[message, at.RIGHT] = at.NONE
         root = merge(root, message, messages)
     ordered = np.empty_like(some)
     for k in range(len(some)):
         ordered[k] = root
-        root = merge(np.int64(messages.links[root, LEFT]), np.int64(messages.links[root, RIGHT]), messages)
+        root = merge(np.int64(messages.links[root, at.LEFT]), np.int64(messages.links[root, at.RIGHT]), messages)
     return ordered
 
 
@@ -107,17 +101,17 @@ def by_time(some: Ints, messages: WaitingMessages) -> Ints:
 def has_between(track: Ints, messages: WaitingMessages) -> bool:
     """As `Pile.has_between` for the times that satisfy the gate; visits few messages before them."""
     times, links = messages.times, messages.links
-    first, stop = track[LAST_FROM], track[FAR_FROM]
-    if times[int(track[ROOT])] >= first:
-        return bool(times[int(track[ROOT])] < stop)
-    heap = np.empty(track[PILED] + 1, np.int64)
-    heap[0] = track[ROOT]
+    first, stop = track[at.LAST_FROM], track[at.FAR_FROM]
+    if times[int(track[at.ROOT])] >= first:
+        return bool(times[int(track[at.ROOT])] < stop)
+    heap = np.empty(track[at.PILED] + 1, np.int64)
+    heap[0] = track[at.ROOT]
     open_ = 1
     while open_:
         open_ -= 1
         message = heap[open_]
-        for child in (links[message, LEFT], links[message, RIGHT]):
-            if child == NONE or times[child] >= stop:
+        for child in (links[message, at.LEFT], links[message, at.RIGHT]):
+            if child == at.NONE or times[child] >= stop:
                 continue
             if times[child] >= first:
                 return True
@@ -129,23 +123,23 @@ def has_between(track: Ints, messages: WaitingMessages) -> bool:
 @internal
 def with_piled(times: Ints, known: Known, messages: WaitingMessages) -> Ints:
     """Collect the event times of all messages that wait behind others."""
-    together = np.empty(len(times) + known.facts[ALL_PILED], np.int64)
+    together = np.empty(len(times) + known.facts[at.ALL_PILED], np.int64)
     for k in range(len(times)):
         together[k] = times[k]
     count = len(times)
     for row in range(len(known.tracks)):
-        if not known.tracks[row, PILED]:
+        if not known.tracks[row, at.PILED]:
             continue
-        heap = np.empty(known.tracks[row, PILED] + 1, np.int64)
-        heap[0] = known.tracks[row, ROOT]
+        heap = np.empty(known.tracks[row, at.PILED] + 1, np.int64)
+        heap[0] = known.tracks[row, at.ROOT]
         open_ = 1
         while open_:
             open_ -= 1
             message = heap[open_]
             together[count] = messages.times[message]
             count += 1
-            for child in (messages.links[message, LEFT], messages.links[message, RIGHT]):
-                if child != NONE:
+            for child in (messages.links[message, at.LEFT], messages.links[message, at.RIGHT]):
+                if child != at.NONE:
                     heap[open_] = child
                     open_ += 1
     return together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from waterclock.batching.rate.by_column.layout import ELSEWHERE_COLUMNS, ELSEWHERE_FROM, ERAS, HIGH_WATER, UNMOVED, ZERO
+from waterclock.batching.rate.by_column import layout as at
 from waterclock.batching.rate.rule import ERA, HORIZON, MOST_ERAS, MOST_UNMOVED, PACE, STALLED
 
 from .arrays import Ints, internal
@@ -16,7 +16,7 @@ _UNTIL, _COVERED, _CALLS, _MARK = 1, 2, 3, 4
 
 @internal
 def _move_elsewhere(from_: int, to: int, facts: Ints) -> None:
-    for column in range(ELSEWHERE_COLUMNS):
+    for column in range(at.ELSEWHERE_COLUMNS):
         facts[to + column] = facts[from_ + column]
 
 
@@ -24,13 +24,13 @@ def _move_elsewhere(from_: int, to: int, facts: Ints) -> None:
 def _add_elsewhere(oldest: int, newest: int, covered: int, mark: int, length: int, facts: Ints) -> None:
     era, enough = np.uint64(ERA * length), STALLED * length
     calls = 1
-    place = ELSEWHERE_FROM  # the row to which the next kept era moves
-    for k in range(facts[ERAS]):
-        known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
+    place = at.ELSEWHERE_FROM  # the row to which the next kept era moves
+    for k in range(facts[at.ERAS]):
+        known = at.ELSEWHERE_FROM + at.ELSEWHERE_COLUMNS * k
         from_, until = int(facts[known]), int(facts[known + _UNTIL])
         if (oldest > until and apart(until, oldest) > era) or (from_ > newest and apart(newest, from_) > era):
             _move_elsewhere(known, place, facts)
-            place += ELSEWHERE_COLUMNS
+            place += at.ELSEWHERE_COLUMNS
             continue
         before = int(facts[known + _COVERED])
         joined = max(covered, before)
@@ -39,25 +39,25 @@ def _add_elsewhere(oldest: int, newest: int, covered: int, mark: int, length: in
             joined = max(joined, min(before + within(until, newest, covered + gap), enough))
         oldest, newest, covered, calls = min(oldest, from_), max(newest, until), joined, 2
         mark = int(facts[known + _MARK])
-    if place == ELSEWHERE_FROM + ELSEWHERE_COLUMNS * MOST_ERAS:
-        place = ELSEWHERE_FROM
+    if place == at.ELSEWHERE_FROM + at.ELSEWHERE_COLUMNS * MOST_ERAS:
+        place = at.ELSEWHERE_FROM
         for _ in range(1, MOST_ERAS):
-            _move_elsewhere(place + ELSEWHERE_COLUMNS, place, facts)
-            place += ELSEWHERE_COLUMNS
+            _move_elsewhere(place + at.ELSEWHERE_COLUMNS, place, facts)
+            place += at.ELSEWHERE_COLUMNS
     facts[place], facts[place + _UNTIL], facts[place + _COVERED] = oldest, newest, covered
     facts[place + _CALLS], facts[place + _MARK] = calls, mark
-    facts[ERAS] = (place - ELSEWHERE_FROM) // ELSEWHERE_COLUMNS + 1
+    facts[at.ERAS] = (place - at.ELSEWHERE_FROM) // at.ELSEWHERE_COLUMNS + 1
 
 
 @internal
 def _add_pieces_elsewhere(ordered: Ints, mark: int, length: int, facts: Ints) -> None:
     oldest = newest = ordered[0]
-    covered = ZERO
+    covered = at.ZERO
     for k in range(len(ordered)):
         time = ordered[k]
         if apart(newest, time) > np.uint64(ERA * length):
             _add_elsewhere(oldest, newest, covered, mark, length, facts)
-            oldest, covered = time, ZERO
+            oldest, covered = time, at.ZERO
         else:
             covered = min(covered + within(newest, time, HORIZON * length), STALLED * length)
         newest = time
@@ -76,27 +76,27 @@ def _keeps_pace(known: int, facts: Ints) -> bool:
     span, mark = apart(int(facts[known]), int(facts[known + _UNTIL])), int(facts[known + _MARK])
     pace = np.uint64(PACE)
     whole = span // pace + np.uint64(span % pace > np.uint64(0))  # times the pace, the other side may overflow
-    return bool(facts[HIGH_WATER] >= mark and whole <= apart(mark, int(facts[HIGH_WATER])))
+    return bool(facts[at.HIGH_WATER] >= mark and whole <= apart(mark, int(facts[at.HIGH_WATER])))
 
 
 @internal
 def note_move(rivalled: bool, facts: Ints) -> None:
     """As `StallWatch.moved`."""
-    facts[UNMOVED] = 0
-    count = facts[ERAS] if rivalled else 0
-    facts[ERAS] = 0
+    facts[at.UNMOVED] = 0
+    count = facts[at.ERAS] if rivalled else 0
+    facts[at.ERAS] = 0
     for k in range(count):
-        known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
+        known = at.ELSEWHERE_FROM + at.ELSEWHERE_COLUMNS * k
         if _keeps_pace(known, facts):
-            _move_elsewhere(known, ELSEWHERE_FROM + ELSEWHERE_COLUMNS * facts[ERAS], facts)
-            facts[ERAS] += 1
+            _move_elsewhere(known, at.ELSEWHERE_FROM + at.ELSEWHERE_COLUMNS * facts[at.ERAS], facts)
+            facts[at.ERAS] += 1
 
 
 @internal
 def is_contested(length: int, facts: Ints) -> bool:
     """As `StallWatch.is_contested`."""
-    for k in range(facts[ERAS]):
-        known = ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k
+    for k in range(facts[at.ERAS]):
+        known = at.ELSEWHERE_FROM + at.ELSEWHERE_COLUMNS * k
         if _has_moved_on(known, length, facts) and _keeps_pace(known, facts):
             return True
     return False
@@ -120,7 +120,7 @@ def is_stuck(times: Ints, first: int, stop: int, mark: int, start: int, length: 
                 implausible[count] = times[message]
                 count += 1
         _add_pieces_elsewhere(np.sort(implausible), mark, length, facts)
-        for k in range(facts[ERAS]):
-            if _has_moved_on(ELSEWHERE_FROM + ELSEWHERE_COLUMNS * k, length, facts):
+        for k in range(facts[at.ERAS]):
+            if _has_moved_on(at.ELSEWHERE_FROM + at.ELSEWHERE_COLUMNS * k, length, facts):
                 return True
-    return bool(facts[UNMOVED] >= MOST_UNMOVED)
+    return bool(facts[at.UNMOVED] >= MOST_UNMOVED)

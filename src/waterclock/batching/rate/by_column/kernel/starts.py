@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from waterclock.batching.rate.by_column.layout import BEFORE_ALL, FURTHEST, NONE, ONE, RUN_COLUMNS, RUNS, RUNS_FROM
+from waterclock.batching.rate.by_column import layout as at
 from waterclock.batching.rate.starts import MOST_RUNS
 
 from .arrays import Ints, internal
@@ -16,23 +16,23 @@ _LAST, _STEP = 1, 2
 
 @internal
 def _taken(start: int, facts: Ints) -> int:
-    for k in range(facts[RUNS]):
-        run = RUNS_FROM + RUN_COLUMNS * k
+    for k in range(facts[at.RUNS]):
+        run = at.RUNS_FROM + at.RUN_COLUMNS * k
         first = facts[run]
         if first <= start <= facts[run + _LAST] and apart(first, start) % np.uint64(facts[run + _STEP]) == np.uint64(0):
             return int(run)
-    return NONE
+    return at.NONE
 
 
 @internal
 def free_start(start: int, facts: Ints) -> int:
     """As `Starts.free`."""
-    furthest = int(facts[FURTHEST])
+    furthest = int(facts[at.FURTHEST])
     if start > furthest:
         return start
     for _ in range(2 * MOST_RUNS):
         run = _taken(start, facts)
-        if run == NONE:
+        if run == at.NONE:
             return start
         start = int(facts[run + _LAST]) + 1 if facts[run + _STEP] == 1 else start + 1
     return furthest + 1
@@ -40,41 +40,41 @@ def free_start(start: int, facts: Ints) -> int:
 
 @internal
 def _remove_earliest_run(facts: Ints) -> int:
-    count = int(facts[RUNS])
-    earliest = RUNS_FROM
+    count = int(facts[at.RUNS])
+    earliest = at.RUNS_FROM
     for k in range(1, count):
-        run = RUNS_FROM + RUN_COLUMNS * k
+        run = at.RUNS_FROM + at.RUN_COLUMNS * k
         if facts[run + _LAST] < facts[earliest + _LAST]:
             earliest = run
     last = int(facts[earliest + _LAST])
-    for place in range(earliest, RUNS_FROM + RUN_COLUMNS * (count - 1)):
-        facts[place] = facts[place + RUN_COLUMNS]
-    facts[RUNS] -= 1
+    for place in range(earliest, at.RUNS_FROM + at.RUN_COLUMNS * (count - 1)):
+        facts[place] = facts[place + at.RUN_COLUMNS]
+    facts[at.RUNS] -= 1
     return last
 
 
 @internal
 def remember_run(first: int, last: int, step: int, facts: Ints) -> None:
     """Record a run that began before all others."""
-    for place in range(RUNS_FROM + RUN_COLUMNS * facts[RUNS] - 1, RUNS_FROM - 1, -1):
-        facts[place + RUN_COLUMNS] = facts[place]
-    facts[RUNS_FROM], facts[RUNS_FROM + _LAST], facts[RUNS_FROM + _STEP] = first, last, step
-    facts[RUNS] += 1
+    for place in range(at.RUNS_FROM + at.RUN_COLUMNS * facts[at.RUNS] - 1, at.RUNS_FROM - 1, -1):
+        facts[place + at.RUN_COLUMNS] = facts[place]
+    facts[at.RUNS_FROM], facts[at.RUNS_FROM + _LAST], facts[at.RUNS_FROM + _STEP] = first, last, step
+    facts[at.RUNS] += 1
 
 
 @internal
 def begin_start(start: int, step: int, facts: Ints) -> None:
     """As `Starts.begin`."""
-    facts[FURTHEST] = max(facts[FURTHEST], start)
-    run = RUNS_FROM + RUN_COLUMNS * facts[RUNS]
-    if facts[RUNS]:
-        before = run - RUN_COLUMNS
+    facts[at.FURTHEST] = max(facts[at.FURTHEST], start)
+    run = at.RUNS_FROM + at.RUN_COLUMNS * facts[at.RUNS]
+    if facts[at.RUNS]:
+        before = run - at.RUN_COLUMNS
         last = int(facts[before + _LAST])
         if facts[before + _STEP] == step and start > last and apart(last, start) % np.uint64(step) == np.uint64(0):
             facts[before + _LAST] = start
             return
     facts[run], facts[run + _LAST], facts[run + _STEP] = start, start, step
-    facts[RUNS] += 1
-    if facts[RUNS] > MOST_RUNS:
+    facts[at.RUNS] += 1
+    if facts[at.RUNS] > MOST_RUNS:
         _remove_earliest_run(facts)
-        remember_run(BEFORE_ALL, _remove_earliest_run(facts), ONE, facts)
+        remember_run(at.BEFORE_ALL, _remove_earliest_run(facts), at.ONE, facts)

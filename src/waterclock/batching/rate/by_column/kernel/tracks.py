@@ -2,34 +2,7 @@
 
 from __future__ import annotations
 
-from waterclock.batching.rate.by_column.layout import (
-    ABSENT_BATCHES,
-    BEFORE_ALL,
-    CUT_AT,
-    DISORDER,
-    FAR_FROM,
-    FIRST,
-    KEPT,
-    LAST_FROM,
-    LENGTH,
-    NEVER,
-    NEWEST,
-    NEXT_KEPT,
-    NONE,
-    NOTICE_FROM,
-    ONE,
-    ORIGIN,
-    OVER_FROM,
-    PRESENT,
-    RATE,
-    ROLE,
-    ROOT,
-    SATISFIED,
-    STEADY,
-    TRACKED,
-    WINDOW_START,
-    ZERO,
-)
+from waterclock.batching.rate.by_column import layout as at
 from waterclock.batching.rate.period import KEPT_DIFFERENCES, LONGEST_DIFFERENCE
 from waterclock.batching.rate.pulse_grid import DRIFT_TOLERANCE
 from waterclock.batching.rate.rule import CUTS, ERA, GATES, HORIZON
@@ -42,92 +15,99 @@ from .periods import SECOND, earliest, estimate, own_period
 def observe(row: int, event_time: int, set_back: int, known: Known) -> None:
     """As `StreamPeriodEstimator.observe`."""
     track = known.tracks[row]
-    if track[NEWEST] == NEVER or event_time < track[NEWEST] - set_back:
-        track[NEWEST] = event_time
-    elif event_time > track[NEWEST]:
-        if track[ROLE] == GATES:
-            known.rings[row, track[NEXT_KEPT]] = event_time - track[NEWEST]
-            track[NEXT_KEPT] = (track[NEXT_KEPT] + 1) % KEPT_DIFFERENCES
-            track[KEPT] = min(track[KEPT] + 1, KEPT_DIFFERENCES)
-        track[NEWEST] = event_time
+    if track[at.NEWEST] == at.NEVER or event_time < track[at.NEWEST] - set_back:
+        track[at.NEWEST] = event_time
+    elif event_time > track[at.NEWEST]:
+        if track[at.ROLE] == GATES:
+            known.rings[row, track[at.NEXT_KEPT]] = event_time - track[at.NEWEST]
+            track[at.NEXT_KEPT] = (track[at.NEXT_KEPT] + 1) % KEPT_DIFFERENCES
+            track[at.KEPT] = min(track[at.KEPT] + 1, KEPT_DIFFERENCES)
+        track[at.NEWEST] = event_time
 
 
 @internal
 def notice(track: Ints, event_time: int) -> None:
     """As `Track.notice`."""
-    if not track[PRESENT]:
-        track[PRESENT] = 1
-        track[FIRST] = event_time
-    if event_time >= track[LAST_FROM]:
-        track[SATISFIED] = 1
-    track[NOTICE_FROM] = NEVER if not track[RATE] or track[SATISFIED] else track[LAST_FROM]
+    if not track[at.PRESENT]:
+        track[at.PRESENT] = 1
+        track[at.FIRST] = event_time
+    if event_time >= track[at.LAST_FROM]:
+        track[at.SATISFIED] = 1
+    track[at.NOTICE_FROM] = at.NEVER if not track[at.RATE] or track[at.SATISFIED] else track[at.LAST_FROM]
 
 
 @internal
 def place_track(track: Ints, facts: Ints, steps: int) -> None:
     """As `Track.place`."""
-    start, length, disorder = facts[WINDOW_START], facts[LENGTH], facts[DISORDER]
-    is_cut = facts[CUT_AT] != NEVER
-    if steps and track[STEADY] and not is_cut:
+    start, length, disorder = facts[at.WINDOW_START], facts[at.LENGTH], facts[at.DISORDER]
+    is_cut = facts[at.CUT_AT] != at.NEVER
+    if steps and track[at.STEADY] and not is_cut:
         moved = steps * length
-        track[OVER_FROM] += moved
-        if track[RATE]:
-            track[LAST_FROM] += moved
-            track[FAR_FROM] += moved
-    elif not track[RATE]:
-        last = start if track[ROLE] == CUTS else facts[CUT_AT] - 1 if is_cut else start + length
-        track[OVER_FROM] = last + 1
-        track[LAST_FROM] = track[FAR_FROM] = NEVER
-        track[STEADY] = not is_cut
+        track[at.OVER_FROM] += moved
+        if track[at.RATE]:
+            track[at.LAST_FROM] += moved
+            track[at.FAR_FROM] += moved
+    elif not track[at.RATE]:
+        last = start if track[at.ROLE] == CUTS else facts[at.CUT_AT] - 1 if is_cut else start + length
+        track[at.OVER_FROM] = last + 1
+        track[at.LAST_FROM] = track[at.FAR_FROM] = at.NEVER
+        track[at.STEADY] = not is_cut
     else:
-        end = facts[CUT_AT] if is_cut else start + length
-        track[OVER_FROM] = end if is_cut else earliest(track[ORIGIN], track[RATE], end, ZERO)
+        end = facts[at.CUT_AT] if is_cut else start + length
+        track[at.OVER_FROM] = end if is_cut else earliest(track[at.ORIGIN], track[at.RATE], end, at.ZERO)
         if disorder:
-            track[LAST_FROM] = track[OVER_FROM] + disorder
+            track[at.LAST_FROM] = track[at.OVER_FROM] + disorder
         else:
-            track[LAST_FROM] = earliest(track[ORIGIN], track[RATE], end + DRIFT_TOLERANCE * is_cut, ONE)
-        track[FAR_FROM] = earliest(track[ORIGIN], track[RATE], end + HORIZON * length + disorder, ZERO)
-        rate = track[RATE]
-        track[STEADY] = not is_cut and (length % -rate if rate < 0 else length % SECOND * rate % SECOND) == 0
-    if track[NEWEST] < start - ERA * length:
-        track[NEWEST] = NEVER
-    track[PRESENT] = track[SATISFIED] = 0
-    track[FIRST] = NEVER
-    track[NOTICE_FROM] = BEFORE_ALL if track[ROLE] == GATES else NEVER
+            track[at.LAST_FROM] = earliest(track[at.ORIGIN], track[at.RATE], end + DRIFT_TOLERANCE * is_cut, at.ONE)
+        track[at.FAR_FROM] = earliest(track[at.ORIGIN], track[at.RATE], end + HORIZON * length + disorder, at.ZERO)
+        rate = track[at.RATE]
+        track[at.STEADY] = not is_cut and (length % -rate if rate < 0 else length % SECOND * rate % SECOND) == 0
+    if track[at.NEWEST] < start - ERA * length:
+        track[at.NEWEST] = at.NEVER
+    track[at.PRESENT] = track[at.SATISFIED] = 0
+    track[at.FIRST] = at.NEVER
+    track[at.NOTICE_FROM] = at.BEFORE_ALL if track[at.ROLE] == GATES else at.NEVER
 
 
 @internal
 def regrid(row: int, start: int, known: Known) -> None:
     """As `Track.regrid`."""
-    track, length = known.tracks[row], known.facts[LENGTH]
-    for k in range(track[KEPT]):
+    track, length = known.tracks[row], known.facts[at.LENGTH]
+    for k in range(track[at.KEPT]):
         known.rings[row, k] = min(known.rings[row, k], LONGEST_DIFFERENCE)
-    rate = estimate(known.rings[row], track[KEPT], max(track[RATE], 0))
-    origin = track[ORIGIN]
+    rate = estimate(known.rings[row], track[at.KEPT], max(track[at.RATE], 0))
+    origin = track[at.ORIGIN]
     if not rate:
-        period = own_period(known.rings[row], track[KEPT])
-        if period and period <= length and track[NEWEST] != NEVER and abs(track[NEWEST] - start) <= ERA * length:
-            rate, origin = -period, track[NEWEST]
+        period = own_period(known.rings[row], track[at.KEPT])
+        if (
+            period
+            and period <= length
+            and track[at.NEWEST] != at.NEVER
+            and abs(track[at.NEWEST] - start) <= ERA * length
+        ):
+            rate, origin = -period, track[at.NEWEST]
     elif (SECOND + rate - 1) // rate > length:
         rate = 0
-    if rate > 0 and (not track[RATE] or abs(origin - start) > ERA * length):
-        origin = track[FIRST] if track[PRESENT] else track[NEWEST]
-        if origin == NEVER or abs(origin - start) > ERA * length:
+    if rate > 0 and (not track[at.RATE] or abs(origin - start) > ERA * length):
+        origin = track[at.FIRST] if track[at.PRESENT] else track[at.NEWEST]
+        if origin == at.NEVER or abs(origin - start) > ERA * length:
             rate = 0
-    if rate != track[RATE] or (rate and origin != track[ORIGIN]):
-        track[RATE] = rate
-        track[ORIGIN] = origin
-        track[STEADY] = 0
+    if rate != track[at.RATE] or (rate and origin != track[at.ORIGIN]):
+        track[at.RATE] = rate
+        track[at.ORIGIN] = origin
+        track[at.STEADY] = 0
 
 
 @internal
 def windows_to(track: Ints, event_time: int, facts: Ints) -> int:
     """As `Track.windows_to`."""
-    start, length = facts[WINDOW_START], facts[LENGTH]
-    if facts[CUT_AT] != NEVER:
-        return int(event_time >= facts[CUT_AT])
+    start, length = facts[at.WINDOW_START], facts[at.LENGTH]
+    if facts[at.CUT_AT] != at.NEVER:
+        return int(event_time >= facts[at.CUT_AT])
     steps = (event_time - start) // length
-    if track[RATE] and event_time >= earliest(track[ORIGIN], track[RATE], start + (steps + 1) * length, ZERO):
+    if track[at.RATE] and event_time >= earliest(
+        track[at.ORIGIN], track[at.RATE], start + (steps + 1) * length, at.ZERO
+    ):
         steps += 1
     return steps
 
@@ -135,8 +115,8 @@ def windows_to(track: Ints, event_time: int, facts: Ints) -> int:
 @internal
 def begin_track(row: int, known: Known) -> None:
     track = known.tracks[row]
-    track[TRACKED] = 1
-    track[NEWEST] = NEVER
-    track[KEPT] = track[NEXT_KEPT] = track[RATE] = track[STEADY] = track[ABSENT_BATCHES] = 0
-    track[ROOT] = NONE
-    place_track(track, known.facts, ZERO)
+    track[at.TRACKED] = 1
+    track[at.NEWEST] = at.NEVER
+    track[at.KEPT] = track[at.NEXT_KEPT] = track[at.RATE] = track[at.STEADY] = track[at.ABSENT_BATCHES] = 0
+    track[at.ROOT] = at.NONE
+    place_track(track, known.facts, at.ZERO)
