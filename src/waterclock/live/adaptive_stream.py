@@ -1,4 +1,4 @@
-"""Batches by rate with an adaptive length: the length follows the time that the follower takes per window."""
+"""Batches by rate with an adaptive length, which follows the processing time per window."""
 
 from __future__ import annotations
 

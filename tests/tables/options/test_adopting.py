@@ -300,7 +300,7 @@ def test_indexes_and_triggers_of_the_users_are_kept(database: Database) -> None:
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ("CREATE TABLE lines(id integer, ordered bigint REFERENCES orders(id))", "lines has a foreign key to it"),
+        ("CREATE TABLE lines(id integer, ordered bigint REFERENCES orders(id))", "lines has foreign keys to it"),
         (None, "it has CHECK constraints"),
     ],
 )

@@ -62,7 +62,9 @@ def missing_ids(batches: Iterable[Batch], streams: Iterable[str] | None = None, 
     for batch in batches:
         check_batch(batch)
         if batch.number is None:
-            raise InvalidArgumentError(f"batches must come from IdBatcher, got {quoted(batch.id)}, a batch by time")
+            raise InvalidArgumentError(
+                f"batches must come from IdBatcher, got {quoted(batch.id)}, which is a batch by time"
+            )
         came.setdefault((batch.source, batch.number), set()).update(message.stream for message in batch.messages)
     found: list[MissingIds] = []
     for (source, number), there in came.items():

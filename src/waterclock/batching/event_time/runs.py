@@ -1,4 +1,4 @@
-"""Runs as columns. A run is the part of a source's data between two boundaries.
+"""The runs of sources, as columns. A run is the part of a source's data between two boundaries.
 
 A boundary is the first message of its window, so a run begins when its first window begins.
 """

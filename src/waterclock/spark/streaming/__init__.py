@@ -1,1 +1,1 @@
-"""Batches in Spark's stateful operators."""
+"""Runs batching in Spark's stateful operators."""

@@ -1,4 +1,4 @@
-"""Checks unions: the types that one JSON value could have.
+"""Refuses union types if the same JSON value could be read as two of their members.
 
 A payload does not name its type. If it could be read as two members of a union, the first member that fits would drop
 fields that only the other has.

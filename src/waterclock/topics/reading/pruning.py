@@ -1,4 +1,7 @@
-"""Skips messages that do not match a filter: whole parts by the catalogue and file statistics, then single rows."""
+"""Skips messages that do not match a filter.
+
+The catalogue and file statistics show which whole parts can be skipped. Then single rows are checked.
+"""
 
 from __future__ import annotations
 

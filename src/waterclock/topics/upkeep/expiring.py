@@ -1,7 +1,8 @@
 """Moves subscriptions past messages that are too old, by a time that no producer's clock can falsify.
 
 The catalogue's bounds determine which ledgers are expired. Only the first ledger that is not wholly expired is read, to
-find where exactly a subscription continues. If that ledger cannot be read, the subscription continues at its beginning.
+find where exactly a subscription continues. If that ledger cannot be read, the subscription continues at the ledger's
+beginning.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class WorkerSupervisor:
         self._counter.add("stuck")
         self.give_up((one,))
         _log.warning(
-            "the handler of message %r still runs after its time limit; the worker handles another message in its"
-            " place",
+            "the handler of message %r still runs after its time limit, so the worker handles another message"
+            " meanwhile",
             one.delivery.id,
             extra=event("handler_stuck", id=one.delivery.id),
         )

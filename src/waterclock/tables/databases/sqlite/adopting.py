@@ -49,7 +49,7 @@ def _check_copyable(connection: sa.Connection, name: str) -> None:
         if any(key["referred_table"] == name for key in inspector.get_foreign_keys(other))
     ]
     reasons = {
-        f"{', '.join(referring)} has a foreign key to it": bool(referring),
+        f"{', '.join(referring)} has foreign keys to it": bool(referring),
         "it has foreign keys": bool(inspector.get_foreign_keys(name)),
         "it has CHECK constraints": bool(inspector.get_check_constraints(name)),
         "it has computed columns": any("computed" in column for column in inspector.get_columns(name)),
@@ -60,7 +60,7 @@ def _check_copyable(connection: sa.Connection, name: str) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise SchemaError(
-                f"cannot adopt {name!r}: SQLite has to copy the table, and {reason}, which the copy would lose. Create"
+                f"cannot adopt {name!r}: SQLite has to copy the table, and {reason}. The copy would lose them. Create"
                 " a message table with another name, and insert the rows there"
             )
 
