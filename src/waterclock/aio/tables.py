@@ -58,9 +58,7 @@ class MessageSchedules(Facade[SyncSchedules]):
         return self._list()
 
 
-def _subscribing(
-    method: Callable[Concatenate[SyncTable, _P], SyncSubscription],
-) -> FacadeMethod[_P, Deliveries]:
+def _subscribing(method: Callable[Concatenate[SyncTable, _P], SyncSubscription]) -> FacadeMethod[_P, Deliveries]:
     """Build the method that subscribes. It makes no query yet, so that ``async for`` can use its result directly."""
 
     def bind(table: MessageTable) -> Callable[_P, Deliveries]:

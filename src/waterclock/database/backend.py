@@ -123,10 +123,7 @@ class Backend:
         self._calls = Calls(self._file)
         self._writer = self.dialect.writer(self._own)
         self._direct = DirectConnectionPool(
-            self._own,
-            self.dialect.set_up_direct,
-            self.dialect.is_whole,
-            outlives_errors=self.dialect.outlives_errors,
+            self._own, self.dialect.set_up_direct, self.dialect.is_whole, outlives_errors=self.dialect.outlives_errors
         )
         self._reader = self.dialect.reader(self._own)
         self._indexed_writer = self.dialect.indexed(self._writer)

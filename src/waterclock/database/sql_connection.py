@@ -46,10 +46,7 @@ class SqlConnection(Protocol):
         ...
 
     def execute(
-        self,
-        statement: sa.Executable,
-        parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        /,
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None, /
     ) -> SqlRows:
         """Run a statement, once or for each of several parameters."""
         ...

@@ -22,10 +22,7 @@ from waterclock.tables.messages.rows.process_heartbeat import LASTS, RATE_SECOND
 
 # Built once: building a statement takes longer than running it.
 _TABLES = (
-    sa.select(
-        *(message_tables.c[name] for name in ("table_id", "name", "revision", "paused_until")),
-        totals.c.purged,
-    )
+    sa.select(*(message_tables.c[name] for name in ("table_id", "name", "revision", "paused_until")), totals.c.purged)
     .outerjoin(totals, totals.c.table_id == message_tables.c.table_id)
     .order_by(message_tables.c.table_id)
 )

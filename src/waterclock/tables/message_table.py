@@ -45,14 +45,7 @@ from waterclock.tables.messages.inspecting.explaining import Explanation, explai
 from waterclock.tables.messages.inspecting.failures import dead_messages, failed_messages
 from waterclock.tables.messages.inspecting.peeking import Peeked, peek
 from waterclock.tables.messages.inspecting.stats import TableStats, table_stats
-from waterclock.tables.messages.putting.putting import (
-    MessageId,
-    PreparedRows,
-    PutIds,
-    check_id,
-    prepare_rows,
-    put_rows,
-)
+from waterclock.tables.messages.putting.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows, put_rows
 from waterclock.tables.messages.putting.scheduling import Overlap, remove_schedule, set_schedule, tick
 from waterclock.tables.messages.putting.unique_keys import prepare_keys, purge_keys, put_keyed
 from waterclock.tables.messages.rows.process_heartbeat import changing
@@ -639,13 +632,7 @@ class MessageTable:
                 return retry_delayed(context)
             return retry_ids(context, [check_id(context, one) for one in given])
 
-    def cancel(
-        self,
-        ids: MessageId | Iterable[MessageId],
-        reason: str | None = None,
-        *,
-        connection: Any = None,
-    ) -> int:
+    def cancel(self, ids: MessageId | Iterable[MessageId], reason: str | None = None, *, connection: Any = None) -> int:
         """Cancel messages: they are no longer sent.
 
         A waiting message is dropped at once. A leased one stays with its consumer, whose ``delivery.cancelled`` becomes

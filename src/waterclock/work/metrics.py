@@ -63,11 +63,7 @@ class WorkerMetrics(Collector):
         of_message = ["table", "kind"]
         self._outcomes = Counter(_PREFIX + "messages", "Messages by outcome.", [*of_message, "outcome"], registry=None)
         self._seconds = Histogram(
-            _PREFIX + "handler_seconds",
-            "How long handlers took.",
-            of_message,
-            registry=None,
-            buckets=HANDLER_SECONDS,
+            _PREFIX + "handler_seconds", "How long handlers took.", of_message, registry=None, buckets=HANDLER_SECONDS
         )
         self._claims = Histogram(
             _PREFIX + "claim_seconds", "How long claims took.", ["table"], registry=None, buckets=CLAIM_SECONDS

@@ -22,11 +22,7 @@ DIALECTS: dict[str, type[EngineDialect]] = {
 }
 """The supported databases, by the scheme of their URLs."""
 
-_DRIVERS = {
-    "postgresql": "postgresql+psycopg",
-    "mysql": "mysql+pymysql",
-    "mariadb": "mariadb+pymysql",
-}
+_DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
 """The drivers of the extras, for URLs that name none."""
 
 _ASYNCHRONOUS = (

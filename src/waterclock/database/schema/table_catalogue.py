@@ -12,11 +12,7 @@ message_tables = sa.Table(
     metadata,
     sa.Column("table_id", Key, primary_key=True, doc="Names the message table in the other tables."),
     sa.Column(
-        "name",
-        Name,
-        nullable=False,
-        unique=True,
-        doc="Name of the table, and of the SQL table with its messages.",
+        "name", Name, nullable=False, unique=True, doc="Name of the table, and of the SQL table with its messages."
     ),
     sa.Column("options", LongText, nullable=False, doc="The options, as JSON; durations in ns."),
     sa.Column("revision", BigInt, nullable=False, doc="Grows with each change of the options."),
@@ -108,11 +104,7 @@ groups = sa.Table(
         server_default="0",
         doc="1 if the group was pinned by an operator, else 0.",
     ),
-    sa.Column(
-        "paused_until",
-        BigInt,
-        doc="No message of the group is sent before this time, ns; NULL: not paused.",
-    ),
+    sa.Column("paused_until", BigInt, doc="No message of the group is sent before this time, ns; NULL: not paused."),
     sa.Column("had_by", Name, doc="The consumer that last got a message of an exclusive group; NULL: none did."),
     sa.Column("had_in", BigInt, doc="The session of that consumer."),
     sa.Column("had_first", BigInt, doc="Position of the first message of the group that it got."),
@@ -198,11 +190,7 @@ heartbeats = sa.Table(
     sa.Column("failing", BigInt, nullable=False, server_default="0", doc="Its subscriptions whose claims fail."),
     sa.Column("failure", LongText, doc="Why the claims of one of them fail; NULL: none fails."),
     sa.Column(
-        "stuck",
-        BigInt,
-        nullable=False,
-        server_default="0",
-        doc="Its handlers that still run after their time limit.",
+        "stuck", BigInt, nullable=False, server_default="0", doc="Its handlers that still run after their time limit."
     ),
     sa.Column("handlers", LongText, doc="Its longest-running handlers, as JSON; NULL: no handler runs."),
 )

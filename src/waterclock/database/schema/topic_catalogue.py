@@ -208,10 +208,7 @@ files = sa.Table(
     ),
     sa.Column("owner", Name, nullable=False, doc="The process that writes it."),
     sa.Column(
-        "until",
-        BigInt,
-        nullable=False,
-        doc="When the lease of the writer ends, or the file may be removed, ns.",
+        "until", BigInt, nullable=False, doc="When the lease of the writer ends, or the file may be removed, ns."
     ),
     sa.Index("waterclock_files_ledger_idx", "topic_id", "ledger"),
     sa.Index("waterclock_files_until_idx", "topic_id", "until"),
@@ -277,10 +274,7 @@ followers = sa.Table(
     sa.Column("name", Name, primary_key=True, doc="The message table that gets the batches."),
     sa.Column("rule", LongText, nullable=False, doc="The options of the batching, as a text."),
     sa.Column(
-        "reader_epoch",
-        BigInt,
-        nullable=False,
-        doc="Grows with each process that takes over; an older one is refused.",
+        "reader_epoch", BigInt, nullable=False, doc="Grows with each process that takes over; an older one is refused."
     ),
     sa.Column("ledger", BigInt, nullable=False, doc="Ledger of the next message to be read."),
     sa.Column("entry", BigInt, nullable=False, doc="Entry of the next message."),

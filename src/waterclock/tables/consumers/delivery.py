@@ -127,16 +127,7 @@ class Delivery:
         if the block returns it to the table, it is not sent again.
     """
 
-    __slots__ = (
-        *_FACTS,
-        "_callers",
-        "_heartbeat",
-        "_when_cancelled",
-        "_when_over",
-        "context",
-        "unanswered",
-        "waiting",
-    )
+    __slots__ = (*_FACTS, "_callers", "_heartbeat", "_when_cancelled", "_when_over", "context", "unanswered", "waiting")
 
     def __init__(
         self, context: TableContext, callers: CallerConnections, claimed: Claimed, claim: Claim, beat_at: int

@@ -299,12 +299,7 @@ def _remove(context: TableContext, remove: Callable[[SqlConnection], None]) -> N
 
 
 def pause(
-    row: TableRow,
-    changes: Changes,
-    stop: Stop,
-    longest: float,
-    request: Request,
-    in_vain: int,
+    row: TableRow, changes: Changes, stop: Stop, longest: float, request: Request, in_vain: int
 ) -> tuple[int, bool]:
     """Wait until something changes or is due, or a poll interval is over, at most ``longest`` seconds.
 

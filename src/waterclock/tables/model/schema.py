@@ -151,11 +151,7 @@ FURTHEST = 2**61
 
 
 def message_rows(
-    name: str,
-    id_type: IdType,
-    payload: Payload,
-    columns: Sequence[sa.Column[Any]],
-    id_items: Sequence[IdItem] = (),
+    name: str, id_type: IdType, payload: Payload, columns: Sequence[sa.Column[Any]], id_items: Sequence[IdItem] = ()
 ) -> sa.Table:
     """Return the SQL table of a message table.
 

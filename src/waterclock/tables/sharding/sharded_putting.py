@@ -12,14 +12,7 @@ from waterclock.errors import InvalidArgumentError, PartlyPutError, UnavailableE
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.putting.drawing_ids import draw_id, draw_uuid
-from waterclock.tables.messages.putting.putting import (
-    MessageId,
-    PreparedRows,
-    PutIds,
-    check_id,
-    prepare_rows,
-    put_rows,
-)
+from waterclock.tables.messages.putting.putting import MessageId, PreparedRows, PutIds, check_id, prepare_rows, put_rows
 from waterclock.tables.model.keyspace import KeyRange, keyspace_id
 from waterclock.tables.sharding.shard import Shard
 

@@ -111,11 +111,7 @@ class _ShardReader:
     """Read one shard, and offer one delivery at a time."""
 
     def __init__(
-        self,
-        shard: Shard,
-        open_table: OpenTable,
-        changed: threading.Condition,
-        how: Mapping[str, Any],
+        self, shard: Shard, open_table: OpenTable, changed: threading.Condition, how: Mapping[str, Any]
     ) -> None:
         self._shard = shard
         self._open_table = open_table

@@ -205,11 +205,7 @@ class ShardedTable:
         return sum(self._all(MessageTable.tick, "tick"))
 
     def receive(
-        self,
-        limit: int | None = None,
-        wait: Duration | None = None,
-        consumer: str | None = None,
-        **which: Any,
+        self, limit: int | None = None, wait: Duration | None = None, consumer: str | None = None, **which: Any
     ) -> list[Delivery]:
         """Take due messages from one shard after the other; each call begins with the next shard.
 
@@ -308,13 +304,7 @@ class ShardedTable:
         given = one_or_many(ids)
         return sum(self._each(self._split(given), MessageTable.retry, "retry"))
 
-    def cancel(
-        self,
-        ids: MessageId | Iterable[MessageId],
-        reason: str | None = None,
-        *,
-        connection: Any = None,
-    ) -> int:
+    def cancel(self, ids: MessageId | Iterable[MessageId], reason: str | None = None, *, connection: Any = None) -> int:
         """Cancel messages, as `MessageTable.cancel`; return how many were neither acked nor cancelled before."""
         given = one_or_many(ids)
         by_shard = self._split(given)

@@ -95,11 +95,7 @@ def trying(
 
 
 def _taken(
-    context: TableContext,
-    connection: SqlConnection,
-    wanted: Wanted,
-    unanswered: Unanswered,
-    claimed: Iterable[Claimed],
+    context: TableContext, connection: SqlConnection, wanted: Wanted, unanswered: Unanswered, claimed: Iterable[Claimed]
 ) -> list[Claimed]:
     """Find unknown messages that claims have taken, except in groups with a lease that has ended since."""
     me = wanted.consumer or UNASSIGNED

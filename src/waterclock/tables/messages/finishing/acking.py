@@ -416,8 +416,6 @@ def _putting_off(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
         sa.update(rows)
         .where(is_leased(rows))
         .values(
-            time_next=now + sa.bindparam("delay", type_=sa.BigInteger),
-            epoch=uncounted_sql(rows.c.epoch),
-            claim_id=None,
+            time_next=now + sa.bindparam("delay", type_=sa.BigInteger), epoch=uncounted_sql(rows.c.epoch), claim_id=None
         )
     )

@@ -220,11 +220,7 @@ def _redrive_chunk(
     rows, dead_rows = context.rows, dead.rows
     returning = (
         sa.select(dead_rows.c.seq, dead_rows.c.epoch)
-        .where(
-            dead_rows.c.time_acked.is_(None),
-            dead_rows.c[SOURCE] == context.name,
-            ~has_id(rows, dead_rows.c.id),
-        )
+        .where(dead_rows.c.time_acked.is_(None), dead_rows.c[SOURCE] == context.name, ~has_id(rows, dead_rows.c.id))
         .order_by(dead_rows.c[ORDER])
         .limit(most)
         .with_for_update(skip_locked=True, of=dead_rows)

@@ -165,10 +165,7 @@ def skip_head(
         connection.execute(
             sa.update(rows)
             .where(rows.c.seq == chosen.seqs[0], not_acked(rows))
-            .ordered_values(
-                *ack_values(rows, context.backend.now_sql(), by_claim=False),
-                (rows.c.last_error, why),
-            )
+            .ordered_values(*ack_values(rows, context.backend.now_sql(), by_claim=False), (rows.c.last_error, why))
         )
         settle(context, connection, [group_id])
     return GroupChange(1)

@@ -12,15 +12,7 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import NotFoundError, SchemaError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.group_state import UNGROUPED, is_out
-from waterclock.tables.groups.info import (
-    GroupInfo,
-    TableHold,
-    held_by_table,
-    list_groups,
-    locked,
-    paused,
-    seen_locked,
-)
+from waterclock.tables.groups.info import GroupInfo, TableHold, held_by_table, list_groups, locked, paused, seen_locked
 from waterclock.tables.keys.in_flight import in_flight
 from waterclock.tables.keys.key_rates import key_free_at
 from waterclock.tables.messages.finishing.dead_letters import dead_letter_table
@@ -130,11 +122,7 @@ def _explain_unburied(context: TableContext, columns: MessageColumns, explanatio
 
 
 def _explain(
-    row: sa.Row[Any],
-    columns: MessageColumns,
-    state: MessageState,
-    group: GroupInfo | None = None,
-    blocking: Any = None,
+    row: sa.Row[Any], columns: MessageColumns, state: MessageState, group: GroupInfo | None = None, blocking: Any = None
 ) -> Explanation:
     """Describe a message's state."""
     when = columns.time_next if columns.time_acked is None else columns.time_acked

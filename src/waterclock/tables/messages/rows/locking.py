@@ -128,10 +128,7 @@ def lock_ids(
 
 
 def _lock_grouped(
-    context: TableContext,
-    connection: SqlConnection,
-    known: Sequence[_Row],
-    locking_new: sa.Select[*tuple[Any, ...]],
+    context: TableContext, connection: SqlConnection, known: Sequence[_Row], locking_new: sa.Select[*tuple[Any, ...]]
 ) -> tuple[list[_Row], dict[str, sa.Row[Any]]]:
     """Lock the groups of messages, then the routed messages, and with another statement the new ones.
 
