@@ -7,7 +7,7 @@ from typing import Literal
 import sqlalchemy as sa
 
 from waterclock.database.schema.catalogue import metadata
-from waterclock.database.schema.types import BigInt, LongText, Name
+from waterclock.database.schema.types import BigInt, LongText, Name, key_part, required
 
 ProcessKind = Literal["ingest", "batch", "pipeline"]
 
@@ -15,11 +15,11 @@ process_reports = sa.Table(
     "waterclock_process_reports",
     metadata,
     sa.Column("kind", sa.String(16), primary_key=True, doc="`ingest`, `batch` or `pipeline`."),
-    sa.Column("name", Name, primary_key=True, doc="The source of an ingest, the target of batches, or the pipeline."),
-    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic that is read; 0: an ingest."),
-    sa.Column("starts", BigInt, nullable=False, doc="How often it was started."),
-    sa.Column("started_at", BigInt, nullable=False, doc="When it was started last, ns."),
-    sa.Column("seen_at", BigInt, nullable=False, doc="When it last wrote this row, ns."),
-    sa.Column("facts", LongText, nullable=False, doc="Its counts since it was started, and its rate, as JSON."),
+    key_part("name", Name, doc="The source of an ingest, the target of batches, or the pipeline."),
+    key_part("topic_id", BigInt, doc="The topic that is read; 0: an ingest."),
+    required("starts", BigInt, doc="How often it was started."),
+    required("started_at", BigInt, doc="When it was started last, ns."),
+    required("seen_at", BigInt, doc="When it last wrote this row, ns."),
+    required("facts", LongText, doc="Its counts since it was started, and its rate, as JSON."),
 )
 """One row for each ingest, live batching and pipeline, which it writes about every ten seconds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from waterclock.database.schema.catalogue import metadata
-from waterclock.database.schema.types import BigInt, Key, LongText, Name
+from waterclock.database.schema.types import BigInt, Key, LongText, Name, key_part, required
 
 message_tables = sa.Table(
     "waterclock_message_tables",
@@ -14,10 +14,10 @@ message_tables = sa.Table(
     sa.Column(
         "name", Name, nullable=False, unique=True, doc="Name of the table, and of the SQL table with its messages."
     ),
-    sa.Column("options", LongText, nullable=False, doc="The options, as JSON; durations in ns."),
-    sa.Column("revision", BigInt, nullable=False, doc="Grows with each change of the options."),
+    required("options", LongText, doc="The options, as JSON; durations in ns."),
+    required("revision", BigInt, doc="Grows with each change of the options."),
     sa.Column("paused_until", BigInt, doc="No message is sent before this time, ns; NULL: the table is not paused."),
-    sa.Column("time_created", BigInt, nullable=False, doc="When the table was created, ns."),
+    required("time_created", BigInt, doc="When the table was created, ns."),
     sa.Column(
         "bounds",
         LongText,
@@ -31,15 +31,14 @@ message_tables = sa.Table(
 totals = sa.Table(
     "waterclock_table_totals",
     metadata,
-    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
-    sa.Column("purged", BigInt, nullable=False, doc="Messages that were purged."),
-    sa.Column(
+    key_part("table_id", BigInt, doc="The message table."),
+    required("purged", BigInt, doc="Messages that were purged."),
+    required(
         "sent",
         BigInt,
-        nullable=False,
         doc="Deliveries that the rows do not count, because a row was removed or its epoch was set back.",
     ),
-    sa.Column("rate_next", BigInt, nullable=False, doc="When the next message was due at a steady `rate_limit`, ns."),
+    required("rate_next", BigInt, doc="When the next message was due at a steady `rate_limit`, ns."),
 )
 """One row for each message table: totals that its rows do not show.
 
@@ -65,7 +64,7 @@ groups = sa.Table(
     "waterclock_groups",
     metadata,
     sa.Column("table_id", BigInt, nullable=False, autoincrement=False, doc="The message table."),
-    sa.Column("group_id", Name, nullable=False, doc="The group; empty for messages that name none."),
+    required("group_id", Name, doc="The group; empty for messages that name none."),
     sa.Column("head", BigInt, doc="Position of the first message that is not acked; NULL: none."),
     sa.Column(
         "next_position",
@@ -78,8 +77,8 @@ groups = sa.Table(
         doc="Position of the first unacked message that closes the group: it is released once all up to that are acked;"
         " NULL: none.",
     ),
-    sa.Column("tail", BigInt, nullable=False, doc="Position of the last message that was routed."),
-    sa.Column("priority", sa.Integer, nullable=False, doc="Priority of the head."),
+    required("tail", BigInt, doc="Position of the last message that was routed."),
+    required("priority", sa.Integer, doc="Priority of the head."),
     sa.Column(
         "ready_at",
         BigInt,
@@ -97,13 +96,7 @@ groups = sa.Table(
         Name,
         doc="The consumer it is assigned to as soon as none of its messages is leased; NULL: it stays.",
     ),
-    sa.Column(
-        "pinned",
-        sa.SmallInteger,
-        nullable=False,
-        server_default="0",
-        doc="1 if the group was pinned by an operator, else 0.",
-    ),
+    required("pinned", sa.SmallInteger, "0", doc="1 if the group was pinned by an operator, else 0."),
     sa.Column("paused_until", BigInt, doc="No message of the group is sent before this time, ns; NULL: not paused."),
     sa.Column("had_by", Name, doc="The consumer that last got a message of an exclusive group; NULL: none did."),
     sa.Column("had_in", BigInt, doc="The session of that consumer."),
@@ -117,11 +110,10 @@ groups = sa.Table(
         doc="When a group without owner, pause and pin lost its last message, on PostgreSQL, which deletes the row some"
         " minutes later, ns; NULL while it has some.",
     ),
-    sa.Column(
+    required(
         "first_seq",
         BigInt,
-        nullable=False,
-        server_default="0",
+        "0",
         doc="`seq` of the message that began the group, also once that is acked: groups due together go in this order.",
     ),
     # No unique index on PostgreSQL. Each claim and each ack writes a new version of a row, and to enter it into a
@@ -152,15 +144,10 @@ LEASE_SLOT_BITS = 33  # leases that end within the same 8.6 s have the same slot
 consumers = sa.Table(
     "waterclock_consumers",
     metadata,
-    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
-    sa.Column("name", Name, primary_key=True, doc="The consumer."),
-    sa.Column("session", BigInt, nullable=False, doc="Number of the process that uses the name."),
-    sa.Column(
-        "lease_until",
-        BigInt,
-        nullable=False,
-        doc="Without a heartbeat until then, its groups go to other consumers, ns.",
-    ),
+    key_part("table_id", BigInt, doc="The message table."),
+    key_part("name", Name, doc="The consumer."),
+    required("session", BigInt, doc="Number of the process that uses the name."),
+    required("lease_until", BigInt, doc="Without a heartbeat until then, its groups go to other consumers, ns."),
     sa.Column("max_groups", BigInt, doc="How many groups it takes at most; NULL: any number."),
     sa.Column(
         "lease_slot",
@@ -177,21 +164,18 @@ consumers = sa.Table(
 heartbeats = sa.Table(
     "waterclock_heartbeats",
     metadata,
-    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
-    sa.Column("session", BigInt, primary_key=True, autoincrement=False, doc="Number of the process."),
-    sa.Column("subscribers", BigInt, nullable=False, doc="Subscriptions that it has open."),
-    sa.Column("sent", BigInt, nullable=False, doc="Messages that it took in the minute before `beat_at`."),
-    sa.Column(
+    key_part("table_id", BigInt, doc="The message table."),
+    key_part("session", BigInt, doc="Number of the process."),
+    required("subscribers", BigInt, doc="Subscriptions that it has open."),
+    required("sent", BigInt, doc="Messages that it took in the minute before `beat_at`."),
+    required(
         "beat_at",
         BigInt,
-        nullable=False,
         doc="When the process wrote the row, ns; one that is older than half a minute does not count.",
     ),
-    sa.Column("failing", BigInt, nullable=False, server_default="0", doc="Its subscriptions whose claims fail."),
+    required("failing", BigInt, "0", doc="Its subscriptions whose claims fail."),
     sa.Column("failure", LongText, doc="Why the claims of one of them fail; NULL: none fails."),
-    sa.Column(
-        "stuck", BigInt, nullable=False, server_default="0", doc="Its handlers that still run after their time limit."
-    ),
+    required("stuck", BigInt, "0", doc="Its handlers that still run after their time limit."),
     sa.Column("handlers", LongText, doc="Its longest-running handlers, as JSON; NULL: no handler runs."),
 )
 """One row for each process that takes messages from a table: its last heartbeat."""
@@ -200,7 +184,7 @@ message_keys = sa.Table(
     "waterclock_message_keys",
     metadata,
     sa.Column("table_id", BigInt, nullable=False, autoincrement=False, doc="The message table."),
-    sa.Column("message_key", Name, nullable=False, doc="The key; empty for messages without one."),
+    required("message_key", Name, doc="The key; empty for messages without one."),
     sa.Column(
         "level",
         BigInt,
@@ -208,39 +192,30 @@ message_keys = sa.Table(
         autoincrement=False,
         doc="The negated priority of its messages: the index of due keys has the highest priority first.",
     ),
-    sa.Column(
+    required(
         "is_due",
         sa.SmallInteger,
-        nullable=False,
         doc="1 if the key waits for its turn, 0 until `due_at`, 2 until then because its `rate` is used up.",
     ),
-    sa.Column("due_at", BigInt, nullable=False, doc="No message of the key is sent earlier, unless it is 1, ns."),
-    sa.Column(
-        "first_at",
-        BigInt,
-        nullable=False,
-        doc="No unacked message of the key with `routed` = 1 has an earlier `time_next`, ns.",
-    ),
-    sa.Column(
+    required("due_at", BigInt, doc="No message of the key is sent earlier, unless it is 1, ns."),
+    required("first_at", BigInt, doc="No unacked message of the key with `routed` = 1 has an earlier `time_next`, ns."),
+    required(
         "gap_from",
         BigInt,
-        nullable=False,
         doc="No unacked message of the key with `routed` = 1 has a `time_next` between this time and `gap_to`, ns.",
     ),
-    sa.Column("gap_to", BigInt, nullable=False, doc="The end of that gap, ns."),
-    sa.Column("turn", BigInt, nullable=False, doc="Keys that are due take turns in this order."),
-    sa.Column(
+    required("gap_to", BigInt, doc="The end of that gap, ns."),
+    required("turn", BigInt, doc="Keys that are due take turns in this order."),
+    required(
         "rate_next",
         BigInt,
-        nullable=False,
-        server_default="0",
+        "0",
         doc="When the next message was due at a steady `rate`, ns; that of a key is the latest of its rows.",
     ),
-    sa.Column(
+    required(
         "had",
         sa.SmallInteger,
-        nullable=False,
-        server_default="0",
+        "0",
         doc="Messages that the key got in a turn that goes on, because its weight allows more.",
     ),
     # No unique index on PostgreSQL, as for groups: only the consumer that holds the turn to route adds rows.
@@ -268,16 +243,15 @@ message_keys = sa.Table(
 unique_keys = sa.Table(
     "waterclock_unique_keys",
     metadata,
-    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
-    sa.Column("unique_key", Name, primary_key=True, doc="The key that was given with `put(unique=)`."),
+    key_part("table_id", BigInt, doc="The message table."),
+    key_part("unique_key", Name, doc="The key that was given with `put(unique=)`."),
     sa.Column("message_id", Name, doc="Id of the message that was put with it last, as text; NULL: none yet."),
-    sa.Column(
+    required(
         "until_done",
         sa.SmallInteger,
-        nullable=False,
         doc="1 if the message has the key until it is acked or dead, 0 if until it is claimed.",
     ),
-    sa.Column("used_at", BigInt, nullable=False, doc="When a producer used the key last, or a purge kept it, ns."),
+    required("used_at", BigInt, doc="When a producer used the key last, or a purge kept it, ns."),
     sa.Index("waterclock_unique_keys_used_idx", "used_at", "table_id"),
 )
 """One row for each unique key, which a put with the key locks.
@@ -289,16 +263,16 @@ table.
 schedules = sa.Table(
     "waterclock_schedules",
     metadata,
-    sa.Column("table_id", BigInt, primary_key=True, autoincrement=False, doc="The message table."),
-    sa.Column("name", Name, primary_key=True, doc="Names the schedule in its table."),
-    sa.Column("cron", LongText, nullable=False, doc="When it ticks: minute, hour, day, month, weekday."),
-    sa.Column("timezone", Name, nullable=False, doc="The time zone of these."),
-    sa.Column("message", LongText, nullable=False, doc="The message to put, as JSON; a payload of bytes in base64."),
-    sa.Column("catch_up", Name, nullable=False, doc="Which missed ticks are caught up: none, one or all."),
+    key_part("table_id", BigInt, doc="The message table."),
+    key_part("name", Name, doc="Names the schedule in its table."),
+    required("cron", LongText, doc="When it ticks: minute, hour, day, month, weekday."),
+    required("timezone", Name, doc="The time zone of these."),
+    required("message", LongText, doc="The message to put, as JSON; a payload of bytes in base64."),
+    required("catch_up", Name, doc="Which missed ticks are caught up: none, one or all."),
     sa.Column("within", BigInt, doc="The maximum age of a missed tick that is caught up, ns; NULL: any age."),
-    sa.Column("overlap", Name, nullable=False, doc="run, or skip: nothing is put while the last message is not acked."),
-    sa.Column("paused", sa.SmallInteger, nullable=False, doc="1 if it is paused, else 0."),
-    sa.Column("seen_until", BigInt, nullable=False, doc="Up to when its ticks were dealt with, ns."),
+    required("overlap", Name, doc="run, or skip: nothing is put while the last message is not acked."),
+    required("paused", sa.SmallInteger, doc="1 if it is paused, else 0."),
+    required("seen_until", BigInt, doc="Up to when its ticks were dealt with, ns."),
     sa.Column("last_tick", BigInt, doc="The last tick for which a message was put, ns; NULL: none."),
     sa.Column("next_tick", BigInt, doc="The next tick, ns; NULL: paused, or none."),
     sa.Column("last_id", Name, doc="Id of the message that was put last, as text; NULL: none."),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 
 from waterclock.database.schema.catalogue import metadata
-from waterclock.database.schema.types import BigInt, Blob, Key, LongText, Name
+from waterclock.database.schema.types import BigInt, Blob, Key, LongText, Name, key_part, required
 
 TIMES = ("event_time", "publish_time", "receive_time")  # the times of a message whose bounds the catalogue stores
 
@@ -32,14 +32,13 @@ stores = sa.Table(
     metadata,
     sa.Column("id", Key, primary_key=True, doc="Names the store in the other tables."),
     sa.Column("identity", Name, nullable=False, unique=True, doc="The identity in the store's marker."),
-    sa.Column("root", LongText, nullable=False, doc="URL of the store, without secrets."),
-    sa.Column(
+    required("root", LongText, doc="URL of the store, without secrets."),
+    required(
         "is_complete",
         sa.SmallInteger,
-        nullable=False,
         doc="1 if the root alone opens the store; 0 if the caller gave credentials, options or a filesystem with it.",
     ),
-    sa.Column("created_at", BigInt, nullable=False, doc="When the store was first used, ns."),
+    required("created_at", BigInt, doc="When the store was first used, ns."),
     sqlite_autoincrement=True,
 )
 """One row per folder or bucket with ledger files: the identity in its marker, and its URL without secrets."""
@@ -55,46 +54,34 @@ topics = sa.Table(
     ),
     sa.Column("name", Name, nullable=False, unique=True, doc="Name of the topic."),
     sa.Column("roll_after", BigInt, doc="Age at which the open ledger is closed, ns; NULL: at no age."),
-    sa.Column("roll_size", BigInt, nullable=False, doc="Size at which the open ledger is closed, bytes."),
+    required("roll_size", BigInt, doc="Size at which the open ledger is closed, bytes."),
     sa.Column("retention", BigInt, doc="How long messages are kept, ns; NULL: forever."),
-    sa.Column("created_at", BigInt, nullable=False, doc="When the topic was created, ns."),
-    sa.Column("ledger", BigInt, nullable=False, doc="Number of the open ledger."),
-    sa.Column("entries", BigInt, nullable=False, doc="Entries of the open ledger."),
-    sa.Column("messages", BigInt, nullable=False, doc="Messages of the open ledger."),
-    sa.Column("bytes", BigInt, nullable=False, doc="Bytes of the open ledger."),
-    sa.Column("ordinal", BigInt, nullable=False, doc="Number of the next message of the topic."),
+    required("created_at", BigInt, doc="When the topic was created, ns."),
+    required("ledger", BigInt, doc="Number of the open ledger."),
+    required("entries", BigInt, doc="Entries of the open ledger."),
+    required("messages", BigInt, doc="Messages of the open ledger."),
+    required("bytes", BigInt, doc="Bytes of the open ledger."),
+    required("ordinal", BigInt, doc="Number of the next message of the topic."),
     sa.Column("opened_at", BigInt, doc="When the open ledger got its first entry, ns; NULL: not yet."),
     *_begins("the open ledger"),
     *_ends("the open ledger"),
     *_peaks("all ledgers that are closed"),
-    sa.Column(
+    required(
         "first_ledger",
         BigInt,
-        nullable=False,
-        server_default="0",
+        "0",
         doc="The first ledger that was not deleted on purpose: a missing later one is a fault.",
     ),
-    sa.Column(
-        "first_ordinal",
-        BigInt,
-        nullable=False,
-        server_default="0",
-        doc="Number of the first message that was not deleted on purpose.",
-    ),
-    sa.Column("store_id", BigInt, nullable=False, doc="The store of its files."),
-    sa.Column(
-        "origin",
-        Name,
-        nullable=False,
-        doc="A number that no other topic has, in any database; the files of the topic bear it.",
-    ),
+    required("first_ordinal", BigInt, "0", doc="Number of the first message that was not deleted on purpose."),
+    required("store_id", BigInt, doc="The store of its files."),
+    required("origin", Name, doc="A number that no other topic has, in any database; the files of the topic bear it."),
     sa.Column(
         "max_ahead",
         BigInt,
         doc="How far ahead of the clock a publish_time or receive_time may be, ns; NULL: any distance.",
     ),
     sa.Column("on_ahead", sa.String(16), doc="How a message that is further ahead is handled; NULL: it is rejected."),
-    sa.Column("stored_bytes", BigInt, nullable=False, server_default="0", doc="Bytes of all ledgers but the open one."),
+    required("stored_bytes", BigInt, "0", doc="Bytes of all ledgers but the open one."),
     sa.Column(
         "stale_peaks",
         BigInt,
@@ -109,26 +96,24 @@ topics = sa.Table(
 ledgers = sa.Table(
     "waterclock_ledgers",
     metadata,
-    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic."),
-    sa.Column("ledger", BigInt, primary_key=True, autoincrement=False, doc="Number of the ledger in the topic."),
-    sa.Column(
+    key_part("topic_id", BigInt, doc="The topic."),
+    key_part("ledger", BigInt, doc="Number of the ledger in the topic."),
+    required(
         "state",
         sa.String(16),
-        nullable=False,
         doc="`closed`: its entries are rows. `sealed`: its messages are a file. `lost`: they are lost, and a"
         " repair has recorded that.",
     ),
-    sa.Column("entries", BigInt, nullable=False, doc="Entries of the ledger."),
-    sa.Column("messages", BigInt, nullable=False, doc="Messages of the ledger."),
-    sa.Column(
+    required("entries", BigInt, doc="Entries of the ledger."),
+    required("messages", BigInt, doc="Messages of the ledger."),
+    required(
         "bytes",
         BigInt,
-        nullable=False,
         doc="Bytes of its entries; once sealed, of its file, or of its part of a file that ledgers share.",
     ),
-    sa.Column("first_ordinal", BigInt, nullable=False, doc="Number of its first message in the topic."),
+    required("first_ordinal", BigInt, doc="Number of its first message in the topic."),
     sa.Column("opened_at", BigInt, doc="When it got its first entry, ns."),
-    sa.Column("closed_at", BigInt, nullable=False, doc="When it was closed, ns."),
+    required("closed_at", BigInt, doc="When it was closed, ns."),
     sa.Column("sealed_at", BigInt, doc="When it was sealed, ns; NULL: not sealed."),
     *_begins("the ledger"),
     *_ends("the ledger"),
@@ -138,19 +123,9 @@ ledgers = sa.Table(
     sa.Column("row_groups", LongText, doc="Time bounds of the row groups of the file, as JSON."),
     sa.Column("footer", Blob, doc="Footer of the file, so that reading a part of the file needs no other read."),
     sa.Column("shared_footer", Blob, doc="Footer of a file that ledgers share; the last one of them has it."),
-    sa.Column(
-        "lost_in_file",
-        BigInt,
-        nullable=False,
-        server_default="0",
-        doc="Messages of damaged row groups that are recorded as lost.",
-    ),
-    sa.Column(
-        "imported",
-        BigInt,
-        nullable=False,
-        server_default="0",
-        doc="1 if the file was imported, and so belongs to another database as well; else 0.",
+    required("lost_in_file", BigInt, "0", doc="Messages of damaged row groups that are recorded as lost."),
+    required(
+        "imported", BigInt, "0", doc="1 if the file was imported, and so belongs to another database as well; else 0."
     ),
     sa.Column("checksums", Blob, doc="Checksums of the columns of the row groups in the file."),
     sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
@@ -169,22 +144,21 @@ disordered the times are.
 entries = sa.Table(
     "waterclock_entries",
     metadata,
-    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic."),
-    sa.Column("ledger", BigInt, primary_key=True, autoincrement=False, doc="The ledger."),
-    sa.Column("entry", BigInt, primary_key=True, autoincrement=False, doc="Number of the entry in the ledger."),
-    sa.Column("first_ordinal", BigInt, nullable=False, doc="Number of its first message in the topic."),
-    sa.Column("messages", BigInt, nullable=False, doc="Messages of the entry."),
-    sa.Column("bytes", BigInt, nullable=False, doc="Bytes of the entry."),
-    sa.Column(
+    key_part("topic_id", BigInt, doc="The topic."),
+    key_part("ledger", BigInt, doc="The ledger."),
+    key_part("entry", BigInt, doc="Number of the entry in the ledger."),
+    required("first_ordinal", BigInt, doc="Number of its first message in the topic."),
+    required("messages", BigInt, doc="Messages of the entry."),
+    required("bytes", BigInt, doc="Bytes of the entry."),
+    required(
         "token",
         BigInt,
-        nullable=False,
         doc="Drawn for each append, so that a producer whose commit was cut off can check whether it arrived.",
     ),
     *_begins("the entry"),
     *_ends("the entry"),
     *_peaks("the entry and all before it in its ledger"),
-    sa.Column("data", Blob, nullable=False, doc="The messages, as Arrow IPC."),
+    required("data", Blob, doc="The messages, as Arrow IPC."),
     *(sa.Index(f"waterclock_entries_{time}_idx", "topic_id", "ledger", f"peak_{time}", "entry") for time in BOUNDED),
 )
 """One row per append to a ledger that is not sealed."""
@@ -192,24 +166,20 @@ entries = sa.Table(
 files = sa.Table(
     "waterclock_files",
     metadata,
-    sa.Column(
+    key_part(
         "path",
         Name,
-        primary_key=True,
         doc="Name below the root of the topic's store; of a file in a store that the topic has left, `IDENTITY:NAME`.",
     ),
-    sa.Column("topic_id", BigInt, nullable=False, doc="The topic."),
-    sa.Column("ledger", BigInt, nullable=False, doc="The ledger that the file is, or was, for."),
-    sa.Column(
+    required("topic_id", BigInt, doc="The topic."),
+    required("ledger", BigInt, doc="The ledger that the file is, or was, for."),
+    required(
         "state",
         sa.String(16),
-        nullable=False,
         doc="`pending`: it is being written. `copied`: a relocation copies it. `deleted`: it waits to be removed.",
     ),
-    sa.Column("owner", Name, nullable=False, doc="The process that writes it."),
-    sa.Column(
-        "until", BigInt, nullable=False, doc="When the lease of the writer ends, or the file may be removed, ns."
-    ),
+    required("owner", Name, doc="The process that writes it."),
+    required("until", BigInt, doc="When the lease of the writer ends, or the file may be removed, ns."),
     sa.Index("waterclock_files_ledger_idx", "topic_id", "ledger"),
     sa.Index("waterclock_files_until_idx", "topic_id", "until"),
 )
@@ -218,27 +188,20 @@ files = sa.Table(
 producers = sa.Table(
     "waterclock_producers",
     metadata,
-    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic."),
-    sa.Column("name", Name, primary_key=True, doc="The producer."),
-    sa.Column(
-        "producer_epoch",
-        BigInt,
-        nullable=False,
-        doc="Epoch of the producer's current instance; an older one is refused.",
-    ),
+    key_part("topic_id", BigInt, doc="The topic."),
+    key_part("name", Name, doc="The producer."),
+    required("producer_epoch", BigInt, doc="Epoch of the producer's current instance; an older one is refused."),
     sa.Column("last_sequence", BigInt, doc="The highest number that was appended; NULL: none."),
-    sa.Column(
+    required(
         "recent",
         LongText,
-        nullable=False,
         doc="The last appends, as JSON: [first, last, ledger, entry, checksum, verdict] each; ledger and entry"
         " are null if every message was rejected. The verdict is [judged_at, max_ahead, rejected]; null if none"
         " was.",
     ),
-    sa.Column(
+    required(
         "covered",
         LongText,
-        nullable=False,
         doc="The ranges of numbers that were ever appended, as JSON: [first, last] each, adjacent ones joined.",
     ),
 )
@@ -247,18 +210,15 @@ producers = sa.Table(
 subscriptions = sa.Table(
     "waterclock_subscriptions",
     metadata,
-    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic."),
-    sa.Column("name", Name, primary_key=True, doc="The subscription."),
-    sa.Column("created_at", BigInt, nullable=False, doc="When it was created, ns."),
-    sa.Column("ledger", BigInt, nullable=False, doc="Ledger of the next message to be read."),
-    sa.Column("entry", BigInt, nullable=False, doc="Entry of the next message."),
-    sa.Column("index", sa.Integer, nullable=False, doc="Place of the next message in its entry."),
-    sa.Column("ordinal", BigInt, nullable=False, doc="Number of the next message in the topic."),
-    sa.Column(
-        "reader_epoch",
-        BigInt,
-        nullable=False,
-        doc="Grows each time that a reader takes the subscription; an older reader is refused.",
+    key_part("topic_id", BigInt, doc="The topic."),
+    key_part("name", Name, doc="The subscription."),
+    required("created_at", BigInt, doc="When it was created, ns."),
+    required("ledger", BigInt, doc="Ledger of the next message to be read."),
+    required("entry", BigInt, doc="Entry of the next message."),
+    required("index", sa.Integer, doc="Place of the next message in its entry."),
+    required("ordinal", BigInt, doc="Number of the next message in the topic."),
+    required(
+        "reader_epoch", BigInt, doc="Grows each time that a reader takes the subscription; an older reader is refused."
     ),
     sa.Column("not_before", BigInt, doc="Messages of an earlier time are not delivered, ns; NULL: all are."),
     sa.Column("not_before_by", sa.String(16), doc="The time that `not_before` is about; NULL with it."),
@@ -270,16 +230,14 @@ subscriptions = sa.Table(
 followers = sa.Table(
     "waterclock_followers",
     metadata,
-    sa.Column("topic_id", BigInt, primary_key=True, autoincrement=False, doc="The topic that is batched."),
-    sa.Column("name", Name, primary_key=True, doc="The message table that gets the batches."),
-    sa.Column("rule", LongText, nullable=False, doc="The options of the batching, as a text."),
-    sa.Column(
-        "reader_epoch", BigInt, nullable=False, doc="Grows with each process that takes over; an older one is refused."
-    ),
-    sa.Column("ledger", BigInt, nullable=False, doc="Ledger of the next message to be read."),
-    sa.Column("entry", BigInt, nullable=False, doc="Entry of the next message."),
-    sa.Column("index", sa.Integer, nullable=False, doc="Place of the next message in its entry."),
-    sa.Column("ordinal", BigInt, nullable=False, doc="Number of the next message in the topic."),
+    key_part("topic_id", BigInt, doc="The topic that is batched."),
+    key_part("name", Name, doc="The message table that gets the batches."),
+    required("rule", LongText, doc="The options of the batching, as a text."),
+    required("reader_epoch", BigInt, doc="Grows with each process that takes over; an older one is refused."),
+    required("ledger", BigInt, doc="Ledger of the next message to be read."),
+    required("entry", BigInt, doc="Entry of the next message."),
+    required("index", sa.Integer, doc="Place of the next message in its entry."),
+    required("ordinal", BigInt, doc="Number of the next message in the topic."),
     sa.Column("clock", BigInt, doc="How far the receive clock has come, ns; NULL: not known."),
     sa.Column("state", Blob, doc="The rule's state of open batches; NULL: none."),
 )

@@ -62,3 +62,13 @@ class Json(sa.TypeDecorator[Any]):
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
         """Parse JSON, if the driver does not."""
         return sa.JSON().dialect_impl(dialect).result_processor(dialect, coltype)
+
+
+def required(name: str, kind: Any, default: str | None = None, *, doc: str) -> sa.Column[Any]:
+    """Build a column that is never NULL; ``default`` is the server's, as SQL."""
+    return sa.Column(name, kind, nullable=False, server_default=default, doc=doc)
+
+
+def key_part(name: str, kind: Any, *, doc: str) -> sa.Column[Any]:
+    """Build a column of the primary key, whose values the database does not generate."""
+    return sa.Column(name, kind, primary_key=True, autoincrement=False, doc=doc)

@@ -7,7 +7,7 @@ from typing import Literal
 import sqlalchemy as sa
 
 from waterclock.database.schema.catalogue import metadata
-from waterclock.database.schema.types import BigInt, LongText, Name
+from waterclock.database.schema.types import BigInt, LongText, Name, key_part
 
 Kind = Literal["topic", "table"]
 
@@ -15,7 +15,7 @@ upkeep = sa.Table(
     "waterclock_upkeep",
     metadata,
     sa.Column("kind", sa.String(16), primary_key=True, doc="`topic` or `table`."),
-    sa.Column("name", Name, primary_key=True, doc="Name of the topic or message table."),
+    key_part("name", Name, doc="Name of the topic or message table."),
     sa.Column("task", sa.String(16), primary_key=True, doc="`seal`, `compact`, `purge`, `release` or `tick`."),
     sa.Column("owner", Name, doc="The runner that runs it; NULL: none."),
     sa.Column("lease_until", BigInt, doc="Until when no other runner starts it, ns; NULL: not running."),

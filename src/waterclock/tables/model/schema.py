@@ -15,7 +15,7 @@ from sqlalchemy.types import TypeEngine
 
 from waterclock._support.quoting import quoted
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.schema.types import BigInt, Json, Key, LongText, Name
+from waterclock.database.schema.types import BigInt, Json, Key, LongText, Name, required
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.tables.model.options import IdType, Payload, TableOptions
 from waterclock.tables.model.values.key_names import GROUP, KeySource
@@ -168,11 +168,11 @@ def message_rows(
             BigInt,
             doc="When it is sent next, ns: the end of the lease while a consumer has it; NULL once acked.",
         ),
-        sa.Column("epoch", BigInt, nullable=False, server_default="0", doc="How often it was sent so far."),
+        required("epoch", BigInt, "0", doc="How often it was sent so far."),
         sa.Column("time_created", BigInt, doc="When it was put, ns."),
         sa.Column("time_acked", BigInt, doc="When it was acked, ns; NULL: not acked."),
         sa.Column("message", _PAYLOADS[payload], doc="The payload."),
-        sa.Column("priority", sa.Integer, nullable=False, server_default="0", doc="Higher ones are sent first."),
+        required("priority", sa.Integer, "0", doc="Higher ones are sent first."),
         sa.Column("group_id", Name, doc="Its group; NULL: none was given."),
         sa.Column("headers", LongText, doc="A JSON object of texts; NULL: none."),
         sa.Column("last_error", LongText, doc="Why it failed last; NULL: it never failed."),
@@ -198,11 +198,10 @@ def message_rows(
             sa.CheckConstraint(f"position BETWEEN {-FURTHEST} AND {FURTHEST}"),
             doc="Its place in its group; NULL: not yet assigned.",
         ),
-        sa.Column(
+        required(
             "routed",
             sa.SmallInteger,
-            nullable=False,
-            server_default="0",
+            "0",
             doc="1 once a consumer has assigned its place in its group, or noted its key, 0 before. After a change by"
             " plain SQL 0 again, 2 on PostgreSQL. In a table without groups, 2 if it was due in the past when it was"
             " put or changed.",
@@ -218,11 +217,10 @@ def message_rows(
             doc="Number of the claim whose delivery acked the message, also while the ack is held back; 0: it expired"
             " or was cancelled, and no consumer handled it; NULL: acked by its id or by plain SQL, or not acked.",
         ),
-        sa.Column(
+        required(
             "closes_group",
             sa.SmallInteger,
-            nullable=False,
-            server_default="0",
+            "0",
             doc="1 if its exclusive group is released from the consumer after it, else 0. Only an INSERT sets it.",
         ),
         sa.Column(
