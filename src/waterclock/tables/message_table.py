@@ -26,12 +26,17 @@ from waterclock.tables.catalogue.creating import create, ensure_dead_letter_tabl
 from waterclock.tables.catalogue.rate_limit import forget_rate
 from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.catalogue.table_row import TableRow, change, drop, load
-from waterclock.tables.consumers.acking_together import ack_together
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.delivery_handle import delivery_of
-from waterclock.tables.consumers.extending_together import extend_together
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
-from waterclock.tables.consumers.nacking_together import give_back, nack_all, retry_delayed, retry_ids
+from waterclock.tables.consumers.many_deliveries import (
+    ack_together,
+    extend_together,
+    give_back,
+    nack_all,
+    retry_delayed,
+    retry_ids,
+)
 from waterclock.tables.consumers.receiving import Request, Watched, receive, receive_waiting
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.groups.group_state import settle_exhausted

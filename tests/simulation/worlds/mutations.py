@@ -20,8 +20,7 @@ from waterclock.tables.messages.claiming import claiming, lost_claims
 from waterclock.tables.messages.finishing import acking, dead_letters, expiring
 from waterclock.tables.messages.group_admin import group_commands
 from waterclock.tables.messages.upkeep import purging, reconcile
-from waterclock.tables.model.claims.claim import Claimed
-from waterclock.tables.model.claims.leased_message import Acked
+from waterclock.tables.model.claims.claim import Acked, Claimed
 
 Replaced = tuple[Any, str, Any]
 """What stands in for something: module, name, and the other one."""

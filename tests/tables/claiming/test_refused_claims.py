@@ -15,8 +15,14 @@ from waterclock.connection import Database
 from waterclock.errors import RefusedError
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import refused_claims
-from waterclock.tables.model.claims.narrowing import LONGEST_REST, REST, Narrowing
-from waterclock.tables.model.claims.passed_by import MOST_PASSED_BY, PASSED_BY_FOR, PassedBy
+from waterclock.tables.model.claims.passed_by import (
+    LONGEST_REST,
+    MOST_PASSED_BY,
+    PASSED_BY_FOR,
+    REST,
+    Narrowing,
+    PassedBy,
+)
 
 
 def refuse(database: Database, payload: str, what: str) -> None:

@@ -12,7 +12,7 @@ from tests.tables.received import payloads
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
-from waterclock.tables.consumers import nacking_together
+from waterclock.tables.consumers import many_deliveries
 from waterclock.tables.message_table import MessageTable
 
 MakeTable = Callable[..., MessageTable]
@@ -20,7 +20,7 @@ MakeTable = Callable[..., MessageTable]
 
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nacking_together, "_CHUNK", 3)
+    monkeypatch.setattr(many_deliveries, "_CHUNK", 3)
 
 
 pytestmark = pytest.mark.usefixtures("_small_pieces")
@@ -67,7 +67,7 @@ def test_many_deliveries_of_several_claims_are_held_together_and_what_is_lost_is
 def test_in_a_returned_group_the_first_message_backs_off_and_later_ones_count_as_unsent(
     make_table: MakeTable, monkeypatch: pytest.MonkeyPatch, clock: MovableClock, groups: str
 ) -> None:
-    monkeypatch.setattr(nacking_together, "_CHUNK", 500)
+    monkeypatch.setattr(many_deliveries, "_CHUNK", 500)
     table = make_table(groups=groups)
     table.put_many([{"payload": f"{group}{number}", "group": group} for number in range(3) for group in "ab"])
     deliveries = table.receive(6)
@@ -115,7 +115,7 @@ def test_a_back_off_is_drawn_for_each_of_those_that_are_given_back_together(
 def test_a_hundred_are_given_back_in_as_many_statements_as_ten(
     make_table: MakeTable, database: Database, monkeypatch: pytest.MonkeyPatch, attempts: int
 ) -> None:
-    monkeypatch.setattr(nacking_together, "_CHUNK", 500)
+    monkeypatch.setattr(many_deliveries, "_CHUNK", 500)
     monkeypatch.setattr(table_row, "LOOK_EVERY", math.inf)  # looking at the options is a statement, too
     table = make_table(max_attempts=attempts)
     counts: list[int] = []

@@ -15,8 +15,7 @@ from waterclock.tables.databases.postgresql.tables import PostgresqlTables
 from waterclock.tables.databases.sqlite.tables import SqliteTables
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.claims.claim import Reached
-from waterclock.tables.model.claims.narrowing import Narrowing
-from waterclock.tables.model.claims.passed_by import PassedBy
+from waterclock.tables.model.claims.passed_by import Narrowing, PassedBy
 from waterclock.tables.model.claims.turns import KeyTurns
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.purge_place import PurgePlace

@@ -27,9 +27,8 @@ from waterclock.tables.messages.finishing.dead_letters import bury_leased, dies_
 from waterclock.tables.messages.putting.putting import MessageId
 from waterclock.tables.messages.rows.process_heartbeat import changing
 from waterclock.tables.model.attempts import Attempt, AttemptOutcome, Failure, read_attempts, truncated, with_attempt
-from waterclock.tables.model.claims.claim import Claimed
+from waterclock.tables.model.claims.claim import Claimed, Held, Leased
 from waterclock.tables.model.claims.epochs import MOST_COUNTED
-from waterclock.tables.model.claims.leased_message import Held, Leased
 from waterclock.tables.model.progress import progress_text, read_progress
 from waterclock.tables.model.schema import user_column_names
 from waterclock.tables.model.values.texts import storable

@@ -18,7 +18,7 @@ from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.messages.putting.putting import check_id
-from waterclock.tables.model.claims.leased_message import Leased
+from waterclock.tables.model.claims.claim import Leased
 from waterclock.tables.model.values.arguments import check_group
 
 _LONGEST = 4_000

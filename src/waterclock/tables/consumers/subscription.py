@@ -33,7 +33,7 @@ from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 from waterclock.tables.consumers.heartbeats.leaving import leave_behind, leaving
 from waterclock.tables.consumers.heartbeats.ticking import Ticking
 from waterclock.tables.consumers.idling import LEADS_FOR, idle_consumers
-from waterclock.tables.consumers.nacking_together import give_back
+from waterclock.tables.consumers.many_deliveries import give_back
 from waterclock.tables.consumers.receiving import Request, Watched, pause, receive, seconds_until_own_due
 from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop

@@ -13,7 +13,7 @@ from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages.finishing import acking
 from waterclock.tables.messages.rows import locking
-from waterclock.tables.model.claims.leased_message import Leased
+from waterclock.tables.model.claims.claim import Leased
 
 _PATIENCE = 0.5  # seconds for which a database with one writer is asked whether the caller's transaction has ended
 

@@ -15,8 +15,8 @@ from waterclock.errors import OrderError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.group_state import UNGROUPED, by_name, locking_groups, must_stay, settle, settle_starts
 from waterclock.tables.groups.routing import group_of
+from waterclock.tables.model.claims.claim import Acked, Leased
 from waterclock.tables.model.claims.epochs import uncounted_sql
-from waterclock.tables.model.claims.leased_message import Acked, Leased
 from waterclock.tables.model.schema import ack_marks, ack_values, is_expired
 from waterclock.time import MAX_NS
 

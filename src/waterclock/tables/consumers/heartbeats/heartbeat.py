@@ -22,7 +22,7 @@ from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.undecided import Undecided, find_out
 from waterclock.tables.messages.finishing import acking, extending
-from waterclock.tables.model.claims.leased_message import Held
+from waterclock.tables.model.claims.claim import Held
 
 _SECOND = 1_000_000_000
 _IDLE = 10.0  # s after which an idle thread ends

@@ -10,7 +10,7 @@ from waterclock._support import moments
 from waterclock.errors import UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages.finishing import acking
-from waterclock.tables.model.claims.leased_message import Leased
+from waterclock.tables.model.claims.claim import Leased
 
 PATIENCE = 1.0
 """Seconds that a closing consumer waits for other writers, or for locks on its rows.

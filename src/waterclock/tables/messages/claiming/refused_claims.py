@@ -30,8 +30,7 @@ from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 from waterclock.tables.messages.rows.refused_rows import pass_by_refused
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
-from waterclock.tables.model.claims.narrowing import REST
-from waterclock.tables.model.claims.passed_by import MOST_PASSED_BY, PASSED_BY_FOR
+from waterclock.tables.model.claims.passed_by import MOST_PASSED_BY, PASSED_BY_FOR, REST
 from waterclock.tables.model.schema import is_waiting
 
 MOST_TRIES = 24

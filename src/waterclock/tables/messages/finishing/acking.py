@@ -31,8 +31,8 @@ from waterclock.tables.messages.rows.locking import (
     which_are_ours,
 )
 from waterclock.tables.model.attempts import Failure
+from waterclock.tables.model.claims.claim import Acked, Leased
 from waterclock.tables.model.claims.epochs import times_sent_sql, uncounted_sql
-from waterclock.tables.model.claims.leased_message import Acked, Leased
 from waterclock.tables.model.schema import CANCELLED, ack_values, is_cancelled, not_acked, reason_to_keep
 from waterclock.time import MAX_NS
 

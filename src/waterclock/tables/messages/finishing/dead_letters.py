@@ -21,8 +21,8 @@ from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.group_state import UNGROUPED, settle
 from waterclock.tables.messages.rows.locking import lock_ids, still_leased
 from waterclock.tables.model.attempts import Failure
+from waterclock.tables.model.claims.claim import Leased
 from waterclock.tables.model.claims.epochs import times_sent, times_sent_sql, uncounted_sql
-from waterclock.tables.model.claims.leased_message import Leased
 from waterclock.tables.model.schema import (
     CANCELLED,
     DIED,

@@ -22,8 +22,8 @@ from waterclock.tables.groups.routing import route
 from waterclock.tables.messages.finishing.dead_letters import bury, drop, may_bury, uncount
 from waterclock.tables.messages.rows.locking import lock_free
 from waterclock.tables.messages.rows.refused_rows import pass_by_refused
+from waterclock.tables.model.claims.claim import Leased
 from waterclock.tables.model.claims.epochs import uncounted_sql
-from waterclock.tables.model.claims.leased_message import Leased
 from waterclock.tables.model.schema import is_expired, not_acked
 from waterclock.time import MIN_NS
 

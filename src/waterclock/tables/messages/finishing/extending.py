@@ -16,7 +16,7 @@ from waterclock.tables.groups import consumers
 from waterclock.tables.groups.group_state import UNGROUPED, is_out, settle
 from waterclock.tables.messages.finishing.acking import FARTHEST, is_leased, is_one_update
 from waterclock.tables.messages.rows.locking import lock_free_rows, lock_groups_of, locking_rows
-from waterclock.tables.model.claims.leased_message import Held, Leased
+from waterclock.tables.model.claims.claim import Held, Leased
 from waterclock.tables.model.schema import CANCELLED
 
 _Row = sa.Row[*tuple[Any, ...]]

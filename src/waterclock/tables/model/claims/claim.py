@@ -1,11 +1,11 @@
-"""The data of a claim: the request, the claimed messages, and the start of the next search for messages of groups."""
+"""The data of a claim: the request, the messages that it leases, and the start of the next search for groups."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -113,3 +113,31 @@ class Reached:
     def forget(self) -> None:
         """Start at the bound again."""
         self._seen = None
+
+
+class Leased(NamedTuple):
+    """A message as its consumer sees it."""
+
+    # Key of the row, and id of the message.
+    seq: int
+    id: Any
+    claim_id: int  # the id of the claim that took it; any later operation of another consumer changes it in the row
+    # Its group and its position; None if it is ungrouped.
+    group_id: str | None
+    position: int | None
+    due: int  # when it was due before it was claimed, ns
+    epoch: int  # how often it has been sent
+
+
+class Held(NamedTuple):
+    """The database's view of a leased message."""
+
+    until: int  # when the lease ends now, ns
+    cancelled: bool  # whether the message was cancelled meanwhile
+
+
+class Acked(NamedTuple):
+    """The exceptions of an ack of leased messages; all others were acked."""
+
+    lost: frozenset[Leased]  # messages whose lease was lost, which are unchanged
+    again: int  # how many were already acked by the same claim, or by a statement whose answer was lost

@@ -1,22 +1,103 @@
-"""Returns or retries many messages, in transactions of limited size."""
+"""Acks, returns, retries and extends many messages at once, in transactions of limited size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import LeaseLostError
+from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.catalogue.table_row import explaining
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.undecided import decide, find_out
 from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.messages.finishing import acking
-from waterclock.tables.messages.finishing.acking import back_off_at_once, is_one_update
+from waterclock.tables.messages.finishing.acking import back_off_at_once, is_of_one_claim, is_one_update, run
 from waterclock.tables.messages.finishing.dead_letters import bury, dies_when_given_back, exhausted_reason
+from waterclock.tables.messages.finishing.extending import extend_all, extend_rows
+from waterclock.tables.messages.putting.putting import check_id
 from waterclock.tables.messages.rows import locking
-from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
+from waterclock.tables.messages.rows.process_heartbeat import note_acked, process_heartbeat
+from waterclock.tables.model.claims.claim import Acked, Held, Leased
+
+
+def ack_together(context: TableContext, callers: CallerConnections, given: Sequence[Any], connection: Any) -> int:
+    deliveries = [one for one in given if isinstance(one, Delivery)]
+    ids = [check_id(context, one) for one in given if not isinstance(one, Delivery)]
+    if connection is None:
+        count, lost = _ack(context, deliveries, ids)
+    else:
+        count, lost = _ack_for_caller(context, callers, deliveries, ids, connection)
+    lost |= {one.leased for one in deliveries if one.given_back}
+    if lost:
+        names = ", ".join(dict.fromkeys(repr(one.id) for one in deliveries if one.leased in lost))
+        raise LeaseLostError(
+            f"cannot ack {names} of table {context.name!r}: the leases ended, or the messages were acked, rescheduled"
+            f" or given back. The other {count} are acked"
+        )
+    return count
+
+
+def _ack(context: TableContext, deliveries: Sequence[Delivery], ids: Sequence[Any]) -> tuple[int, frozenset[Leased]]:
+    decide(context, deliveries, "ack")
+    leased = _leased(deliveries)
+
+    def write_acks(own: SqlConnection) -> tuple[Acked, int]:
+        return _write(context, own, leased, ids)
+
+    if (leased and ids) or not is_of_one_claim(leased):
+        acked, by_id = context.backend.transact(write_acks)
+    else:
+        acked, by_id = acking.run(context, write_acks, several=len(ids) > 1)
+    for delivery in deliveries:
+        if delivery.leased in acked.lost:
+            delivery.lose()
+        elif not delivery.over:
+            delivery.end("ack")
+    if ids:
+        note_acked(context, ids)
+    # An attempt whose answer was lost may already have acked these messages.
+    return by_id + len(leased) - len(acked.lost), acked.lost
+
+
+def _ack_for_caller(
+    context: TableContext,
+    callers: CallerConnections,
+    deliveries: Sequence[Delivery],
+    ids: Sequence[Any],
+    connection: Any,
+) -> tuple[int, frozenset[Leased]]:
+    leased = _leased(deliveries)
+    with callers.use(connection) as theirs:
+        for delivery in deliveries:
+            if not delivery.over:
+                delivery.leave_to_caller()
+        acked, by_id = _write(context, theirs, leased, ids)
+        acking.check_sight(context, theirs, acked.lost)
+    # The deliveries are not marked as acked: the caller may roll back.
+    return by_id + len(leased) - len(acked.lost) - acked.again, acked.lost
+
+
+def _leased(deliveries: Sequence[Delivery]) -> list[Leased]:
+    return list(dict.fromkeys(one.leased for one in deliveries if not one.over))
+
+
+def _write(
+    context: TableContext, connection: SqlConnection, leased: Sequence[Leased], ids: Sequence[Any]
+) -> tuple[Acked, int]:
+    if leased and ids:
+        locking.lock_together(context, connection, leased, ids)
+    elif ids and not context.options.groups:  # grouped messages are found by id and locked together with their groups
+        locking.lock_in_order(context, connection, (), ids)
+    elif not (is_of_one_claim(leased) and context.backend.is_ours(connection)):  # an index scan in order
+        locking.lock_together(context, connection, leased, ())
+    acked = acking.ack_leased(context, connection, leased)
+    return acked, acking.ack_ids(context, connection, ids) if ids else 0
+
 
 _CHUNK = 500  # messages in one transaction, so that no consumer waits long for them
 
@@ -113,3 +194,25 @@ def retry_delayed(context: TableContext) -> int:
 
 def _send_now(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
     return acking.reschedule(context, connection, ids, context.backend.now(connection), 0)
+
+
+def extend_together(context: TableContext, deliveries: Sequence[Delivery], duration: int) -> int:
+    """Extend leases to ``duration`` ns from now; return how many are still leased. Mark the others as lost."""
+    decide(context, deliveries, "extend")
+    ours = list(dict.fromkeys(one for one in deliveries if not one.over))
+    extend = extend_all if context.options.groups else extend_rows
+    held: dict[tuple[int, int], Held] = {}
+    for some in _of_one_claim(ours):
+        with explaining(context):
+            held |= run(context, lambda own, some=some: extend(context, own, some, duration))
+    for one in ours:
+        one.extended(held.get((one.leased.seq, one.leased.claim_id)))
+    return sum(not one.lost for one in ours)
+
+
+def _of_one_claim(deliveries: Sequence[Delivery]) -> Iterator[Sequence[Leased]]:
+    claims: dict[int, list[Leased]] = {}
+    for one in deliveries:
+        claims.setdefault(one.leased.claim_id, []).append(one.leased)
+    for leased in claims.values():
+        yield from pieces(leased)
