@@ -218,10 +218,6 @@ class Backend:
         """Return the driver's text of an error, without the URL's secrets."""
         return redacted(getattr(error, "orig", None) or error, self.url)
 
-    def _because(self, error: exc.DBAPIError) -> str:
-        reason = self.dialect.refusal(error)
-        return self.said(error) if reason is None else f"{reason} ({self.said(error)})"
-
     def cause(self, error: BaseException) -> BaseException | None:
         """Return an error to raise from; None if its own text, which a traceback shows, holds a secret."""
         texts = [str(error), *map(str, getattr(getattr(error, "orig", None), "args", ()))]
@@ -240,7 +236,8 @@ class Backend:
 
     def _cannot_open(self, error: exc.DBAPIError) -> WaterclockError:
         kind = ForbiddenError if self.dialect.is_forbidden(error) else UnavailableError
-        return kind(f"cannot open {self.name}: {self._because(error)}")
+        reason, said = self.dialect.refusal(error), self.said(error)
+        return kind(f"cannot open {self.name}: {said if reason is None else f'{reason} ({said})'}")
 
     def _wrong_url(self, error: Exception) -> InvalidArgumentError:
         # Raised from None: the driver's own error may quote the URL with secrets.

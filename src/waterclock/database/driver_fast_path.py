@@ -444,7 +444,11 @@ class DirectConnectionPool:
             if hurries and self._is_whole(connection):
                 run(frame.wait)
             # A statement may still be running on an interrupted connection.
-            may_stay = isinstance(error, Exception) and self._may_stay(connection, direct)
+            may_stay = (
+                isinstance(error, Exception)
+                and (self._outlives_errors or not direct.has_failed)
+                and self._is_whole(connection)
+            )
             if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
                 self.close()
             raise
@@ -452,9 +456,6 @@ class DirectConnectionPool:
             (self._keep if may_stay else _close)(connection)
             if isinstance(direct, PipelinedConnection) and not may_stay:
                 direct.leave_closed()
-
-    def _may_stay(self, connection: Any, direct: DirectConnection) -> bool:
-        return (self._outlives_errors or not direct.has_failed) and self._is_whole(connection)
 
     def close(self) -> None:
         """Close idle connections."""

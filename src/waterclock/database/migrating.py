@@ -17,7 +17,7 @@ HEAD = "0001"  # the catalogue version that this library needs
 
 _VERSION_TABLE = "waterclock_migrations"
 _FOLDER = Path(__file__).parent / "migrations"
-_upgrading = threading.Lock()
+_upgrading = threading.Lock()  # one thread at a time, even for different databases: Alembic's state is a module
 
 
 def catalogue_version(connection: sa.Connection) -> str | None:
@@ -58,21 +58,12 @@ def migrate(connection: sa.Connection, dialect: EngineDialect) -> None:
     try:
         version = catalogue_version(connection)  # another process may have migrated meanwhile
         if version is None or version < HEAD:
-            _upgrade(connection)
+            config = _config()
+            config.attributes["connection"] = connection
+            with moments.holding(_upgrading):
+                _alembic().upgrade(config, HEAD)
     finally:
         dialect.unlock_migrations(connection)
-
-
-def _upgrade(connection: sa.Connection) -> None:
-    # One thread at a time, even for different databases: Alembic's state is a module.
-    with moments.holding(_upgrading):
-        _upgrade_alone(connection)
-
-
-def _upgrade_alone(connection: sa.Connection) -> None:
-    config = _config()
-    config.attributes["connection"] = connection
-    _alembic().upgrade(config, HEAD)
 
 
 def migration_sql(dialect: str, version: str | None) -> str:

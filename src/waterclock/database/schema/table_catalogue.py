@@ -46,10 +46,6 @@ Separate from `message_tables`, because a claim under a rate limit locks its row
 """
 
 
-def _has_partial_indexes(*_: object, dialect: sa.Dialect, **__: object) -> bool:
-    return dialect.name in ("postgresql", "sqlite")
-
-
 def _is_not_postgresql(*_: object, dialect: sa.Dialect, **__: object) -> bool:
     return dialect.name != "postgresql"
 
@@ -135,7 +131,9 @@ groups = sa.Table(
     _index_of("unused", "idle_since IS NOT NULL", "idle_since", "table_id"),
     _index_of("ended", "ended_at IS NOT NULL", "table_id", "ended_at").ddl_if(dialect="postgresql"),
     # For monitoring. MariaDB would have to update it at each claim; there the index of due groups has these, too.
-    _index_of("blocked", "ready_at IS NULL AND head IS NOT NULL", "table_id").ddl_if(callable_=_has_partial_indexes),
+    _index_of("blocked", "ready_at IS NULL AND head IS NOT NULL", "table_id").ddl_if(
+        callable_=lambda *_, dialect, **__: dialect.name in ("postgresql", "sqlite")
+    ),
 )
 """One row for each group that has, or recently had, messages or an owner: when it may be sent next, and to whom."""
 

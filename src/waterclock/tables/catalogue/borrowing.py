@@ -75,16 +75,12 @@ class Borrowing:
         dialect: Any = copy.copy(self._backend.engine.dialect)
         dialect.dbapi = sys.modules.get(driver, dialect.dbapi)  # for its errors
         for verb in _VERBS:
-            setattr(dialect, verb, _leave)
+            setattr(dialect, verb, lambda _connection: None)
         cursor = _CURSORS.get(driver)
         if cursor is not None:
             dialect.execution_ctx_cls = _with_cursors(dialect.execution_ctx_cls, cursor)
         pool = sa.NullPool(lambda: self._lent.connection, dialect=dialect, reset_on_return=None)
         return sa.Engine(pool, dialect, self._backend.url)
-
-
-def _leave(_connection: object) -> None:
-    return
 
 
 def _with_cursors(context: Any, cursor: Callable[[Any], Any]) -> Any:

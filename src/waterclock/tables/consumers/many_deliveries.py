@@ -164,8 +164,12 @@ def _nack_chunk(
 
 def retry_ids(context: TableContext, ids: Sequence[Any]) -> int:
     """Send messages now, as if for the first time; return how many were not acked."""
-    chunks = pieces(ids, _CHUNK)
-    return sum(context.backend.transact(lambda own, some=some: _send_now(context, own, some)) for some in chunks)
+    count = 0
+    for some in pieces(ids, _CHUNK):
+        count += context.backend.transact(
+            lambda own, some=some: acking.reschedule(context, own, some, context.backend.now(own), 0)
+        )
+    return count
 
 
 def retry_delayed(context: TableContext) -> int:
@@ -190,10 +194,6 @@ def retry_delayed(context: TableContext) -> int:
             return total
         last = later[-1].seq
         total += retry_ids(context, [row.id for row in later])
-
-
-def _send_now(context: TableContext, connection: sa.Connection, ids: Sequence[Any]) -> int:
-    return acking.reschedule(context, connection, ids, context.backend.now(connection), 0)
 
 
 def extend_together(context: TableContext, deliveries: Sequence[Delivery], duration: int) -> int:

@@ -381,7 +381,8 @@ class TableSubscription(Closing):
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
         self._see_committed(context, now)
         in_hand = sum(not one.undecided for one in self._handed_out) + len(self._waiting)
-        room = min(self._limit or _usual_limit(context), context.options.cache_size - in_hand)
+        usual = context.options.batch_size if context.options.max_attempts is None else 1  # each uses an attempt
+        room = min(self._limit or usual, context.options.cache_size - in_hand)
         room, rate_pause = self._allowed(room)
         if rate_pause:
             self._idle.pass_on(self)
@@ -537,8 +538,3 @@ class TableSubscription(Closing):
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self, "Pickle the table, and subscribe in the other process")
-
-
-def _usual_limit(context: TableContext) -> int:
-    """Return the default number of messages in one claim: each claimed message uses an attempt."""
-    return context.options.batch_size if context.options.max_attempts is None else 1

@@ -16,7 +16,6 @@ from waterclock.tables.message_schedules import MessageSchedules
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.inspecting.explaining import Explanation
 from waterclock.tables.messages.inspecting.peeking import Peeked
-from waterclock.tables.messages.inspecting.stats import TableStats
 from waterclock.tables.messages.putting.putting import MessageId, PutIds, check_id
 from waterclock.tables.messages.putting.scheduling import check_name
 from waterclock.tables.model.failure_groups import FailureGroup, merge_failures
@@ -368,11 +367,7 @@ class ShardedTable:
 
     def stats(self) -> ShardedStats:
         """Count the messages over all shards; unavailable shards are named and not counted."""
-
-        def count(table: MessageTable) -> TableStats:
-            return table.stats()
-
-        counted, failures = self._on(self._shards, count)
+        counted, failures = self._on(self._shards, MessageTable.stats)
         away = {shard.name: str(error) for shard, error in failures.items() if isinstance(error, UnavailableError)}
         if len(away) < len(failures):
             _refuse(failures, "stats", counted)
@@ -404,7 +399,7 @@ class ShardedTable:
     @property
     def paused_until(self) -> int | None:
         """When the longest pause of any shard ends, ns; None: no shard is paused."""
-        ends = self._all(_pause_of, "paused_until")
+        ends = self._all(lambda table: table.paused_until, "paused_until")
         return max((end for end in ends if end is not None), default=None)
 
     def resume(self) -> None:
@@ -497,10 +492,6 @@ def _turn_of(one: Peeked, now: int) -> tuple[int, int, int]:
     if one.due_at <= now:
         return 0, -one.priority, one.due_at
     return 1, one.due_at, -one.priority
-
-
-def _pause_of(table: MessageTable) -> int | None:
-    return table.paused_until
 
 
 def _run(jobs: Mapping[Shard, Callable[[], _T]]) -> tuple[dict[Shard, _T], dict[Shard, WaterclockError]]:

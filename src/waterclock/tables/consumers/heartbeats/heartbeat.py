@@ -224,7 +224,7 @@ class Heartbeat:
         with self._changed:
             for one in [each for each in self._beatings if each.over]:
                 self._beatings.discard(one)
-            due = sorted((one for one in self._beatings if one.beat_at <= now), key=_beat_at)
+            due = sorted((one for one in self._beatings if one.beat_at <= now), key=lambda one: one.beat_at)
         for one in due:
             if one.beat_at <= now:  # otherwise an earlier beat included it
                 _apart(one.beat)
@@ -248,10 +248,6 @@ class Heartbeat:
                     continue
                 self._sleeps_until = next_beat
                 moments.wait(self._changed, max(0, next_beat - moments.monotonic_ns()) / _SECOND)
-
-
-def _beat_at(one: Beating) -> int:
-    return one.beat_at
 
 
 def _apart(beat: Callable[[], object]) -> None:

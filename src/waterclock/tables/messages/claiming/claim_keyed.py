@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -212,7 +212,7 @@ class _KeyedClaim:
             members = result.all()
             if any(row.seq is None for row in members):  # others have locked some: behind these may be more
                 members = self._connection.execute(locking, values).all()
-            found[values["key"], -values["priority"]] += sorted(members, key=_due_place)
+            found[values["key"], -values["priority"]] += sorted(members, key=attrgetter("time_next", "seq"))
         return found, max(turn.scalar() or 0 for turn in rows[len(asked) :])
 
     def _hand_out(self, rows: Sequence[Any]) -> dict[int, int]:
@@ -288,10 +288,6 @@ def _next_messages(
 
     still = sa.and_(not_acked(rows), *of_place(rows, rows.c[MESSAGE_KEY]), *chosen)
     return context.sql.lock_free(rows, search, still)
-
-
-def _due_place(row: Any) -> tuple[int, int]:
-    return row.time_next, row.seq
 
 
 @built_once(maxsize=256)

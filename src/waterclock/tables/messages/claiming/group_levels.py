@@ -238,7 +238,8 @@ def looking(
         first_place = sa.select(new.c.place).scalar_subquery()
         found = found.add_columns(newest.label("newest"), first_place.label("first_place"))
     if (all_rows or firsts is not None) and context.sql.is_bounded:
-        found = found.add_columns(*_seen_by(context))
+        oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
+        found = found.add_columns(oldest.label("oldest"), mark.label("mark"))
     if firsts is None:
         return found.add_columns(greatest("unassigned").label("of_unassigned"), greatest("me").label("of_mine"))
     below = sa.bindparam("below", type_=sa.BigInteger)
@@ -249,11 +250,6 @@ def looking(
         times_of(free).label("firsts"),
         times_of(own).label("own_firsts"),
     )
-
-
-def _seen_by(context: TableContext) -> list[sa.Label[int]]:
-    oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
-    return [oldest.label("oldest"), mark.label("mark")]
 
 
 def note_look(context: TableContext, found: Any, search: BoundedSearch) -> None:

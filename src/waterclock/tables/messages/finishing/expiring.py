@@ -106,7 +106,10 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
             break
         if context.options.groups and any(row.routed != 1 for row in found):
             context.backend.transact(lambda own: route(context, own), indexed=True)
-        done, refusal, *_ = pass_by_refused([row.seq for row in found], lambda part: _expire_part(context, part))
+        done, refusal, *_ = pass_by_refused(
+            [row.seq for row in found],
+            lambda part: context.backend.transact(lambda own: _expire_these(context, own, part), indexed=True),
+        )
         removed, refused = removed + done, refusal or refused
         if len(found) < AT_ONCE:
             break
@@ -114,10 +117,6 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
     if refused is not None and context.purge_place.tells("expired"):
         _log.warning("cannot remove some expired messages of table %r: %s", context.name, refused)
     return removed
-
-
-def _expire_part(context: TableContext, seqs: Sequence[int]) -> int:
-    return context.backend.transact(lambda own: _expire_these(context, own, seqs), indexed=True)
 
 
 def _expire_these(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> int:

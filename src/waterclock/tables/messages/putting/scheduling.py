@@ -359,7 +359,12 @@ def _put(context: TableContext, connection: SqlConnection, row: Any, ticks: list
         message
         | {
             "id": _id_of(context, f"{row.name}@{format_time(one.at)}{suffix}"),
-            "headers": {**(message["headers"] or {}), **_headers(row.name, one)},
+            "headers": {
+                **(message["headers"] or {}),
+                HEADER: row.name,
+                TICK: format_time(one.at),
+                CAUGHT_UP: "true" if one.caught_up else "false",
+            },
         }
         for one in ticks
     ]
@@ -387,10 +392,6 @@ def _id_of(context: TableContext, text: str) -> MessageId | None:
     if options.key_range == WHOLE:
         return None
     return draw_id(where, ()) if options.id_type == "bigint" else draw_uuid(where)
-
-
-def _headers(name: str, one: Tick) -> dict[str, str]:
-    return {HEADER: name, TICK: format_time(one.at), CAUGHT_UP: "true" if one.caught_up else "false"}
 
 
 def _is_under_way(context: TableContext, connection: SqlConnection, last_id: str | None) -> bool:
