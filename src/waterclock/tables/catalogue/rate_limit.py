@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import totals
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.model.timing.rate import Rate
+
+# Built once, because each is compiled once.
+_ITS = totals.c.table_id == sa.bindparam("table")
+_STATE = sa.select(totals.c.rate_next).where(_ITS)
+_LOCKED_STATE = _STATE.with_for_update()
+_NOTING = sa.update(totals).where(_ITS).values(rate_next=sa.bindparam("state"))
 
 
 def rate_of(context: TableContext) -> Rate | None:
@@ -23,7 +28,7 @@ def rate_of(context: TableContext) -> Rate | None:
 def rate_free_at(context: TableContext, connection: sa.Connection) -> int | None:
     """Return when the rate limit allows the next message, ns; None without a limit."""
     rate = rate_of(context)
-    return None if rate is None else rate.free_at(connection.execute(_state(), _of(context)).scalar_one())
+    return None if rate is None else rate.free_at(connection.execute(_STATE, _of(context)).scalar_one())
 
 
 def rate_allows(context: TableContext, connection: SqlConnection, most: int) -> int:
@@ -31,10 +36,10 @@ def rate_allows(context: TableContext, connection: SqlConnection, most: int) -> 
     rate = rate_of(context)
     if rate is None:
         return most
-    due, now = connection.execute(_locked_state(), _of(context)).scalar_one(), context.backend.now(connection)
+    due, now = connection.execute(_LOCKED_STATE, _of(context)).scalar_one(), context.backend.now(connection)
     anchored = rate.anchored(due, now)
     if anchored < due:
-        connection.execute(_noting(), {**_of(context), "state": anchored})
+        connection.execute(_NOTING, {**_of(context), "state": anchored})
     return rate.allowed(anchored, now, most)
 
 
@@ -43,9 +48,9 @@ def note_sent(context: TableContext, connection: SqlConnection, count: int) -> N
     rate = rate_of(context)
     if rate is None or not count:
         return
-    due = connection.execute(_state(), _of(context)).scalar_one()
+    due = connection.execute(_STATE, _of(context)).scalar_one()
     state = rate.taken(due, context.backend.now(connection), count)
-    connection.execute(_noting(), {**_of(context), "state": state})
+    connection.execute(_NOTING, {**_of(context), "state": state})
 
 
 def forget_rate(connection: sa.Connection, table_id: int) -> None:
@@ -55,18 +60,3 @@ def forget_rate(connection: sa.Connection, table_id: int) -> None:
 
 def _of(context: TableContext) -> dict[str, int]:
     return {"table": context.table_id}
-
-
-@built_once(maxsize=1)
-def _state() -> sa.Select[int]:
-    return sa.select(totals.c.rate_next).where(totals.c.table_id == sa.bindparam("table"))
-
-
-@built_once(maxsize=1)
-def _locked_state() -> sa.Select[int]:
-    return _state().with_for_update()
-
-
-@built_once(maxsize=1)
-def _noting() -> sa.Update:
-    return sa.update(totals).where(totals.c.table_id == sa.bindparam("table")).values(rate_next=sa.bindparam("state"))

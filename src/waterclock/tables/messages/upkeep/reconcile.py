@@ -31,6 +31,14 @@ from waterclock.time import MAX_NS
 
 _LOOKED_AT_ONCE = 2000  # groups that one statement checks, so that none takes long
 
+# Waits for no other process that routes or saves.
+_FREE = sa.select(message_tables.c.table_id).where(message_tables.c.table_id == sa.bindparam("table"))
+_SAVING = (
+    sa.update(message_tables)
+    .where(message_tables.c.table_id.in_(_FREE.with_for_update(skip_locked=True)))
+    .values(bounds=sa.bindparam("text"))
+)
+
 _log = logging.getLogger(__name__)
 
 
@@ -79,19 +87,11 @@ def _save_bounds(context: TableContext) -> None:
     if text is None:
         return
     try:
-        context.backend.transact(lambda own: own.execute(_saving(), {"table": context.table_id, "text": text}))
+        context.backend.transact(lambda own: own.execute(_SAVING, {"table": context.table_id, "text": text}))
     except (RefusedError, UnavailableError) as error:
         _log.info("cannot save the lower bounds of searches in table %r: %s", context.name, in_a_line(said_of(error)))
     else:
         reached.saved.written(text)
-
-
-@built_once(maxsize=1)
-def _saving() -> sa.Update:
-    # Waits for no other process that routes or saves.
-    table = message_tables.c.table_id
-    free = sa.select(table).where(table == sa.bindparam("table")).with_for_update(skip_locked=True)
-    return sa.update(message_tables).where(table.in_(free)).values(bounds=sa.bindparam("text"))
 
 
 def heal_all(context: TableContext) -> int:
