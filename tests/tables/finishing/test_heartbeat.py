@@ -20,8 +20,8 @@ from waterclock.connection import Database
 from waterclock.database.backend import Backend
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.heartbeats import heartbeat
-from waterclock.tables.consumers.heartbeats.heartbeat import beat_after
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.model.timing.lease_length import beat_after
 
 MakeTable = Callable[..., MessageTable]
 SECOND = 1_000_000_000

@@ -21,7 +21,6 @@ from waterclock.tables.catalogue.rate_limit import note_sent, rate_allows, rate_
 from waterclock.tables.catalogue.selection import Bound, Selection, select_on
 from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.delivery import Claim, Delivery
-from waterclock.tables.consumers.heartbeats.heartbeat import beat_after
 from waterclock.tables.consumers.idling import OwnDue
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.claiming.claiming import claim, claim_within, is_idle, next_due
@@ -194,7 +193,7 @@ def hand_over(
     deliveries: list[Delivery] = []
     failed: set[str | None] = set()
     further = user_column_names(context.rows)
-    beat_at = claim.began + _first_beat(context)
+    beat_at = claim.began + context.lease_length.first_beat
     all_read = _are_read_always(context.rows)
     for one in claimed:
         in_group = context.options.groups is not None and one.row.position is not None
@@ -215,11 +214,6 @@ def hand_over(
         with suppress(LeaseLostError):
             delivery.nack(error=problem)
     return deliveries
-
-
-@built_once(maxsize=256)
-def _first_beat(context: TableContext) -> int:
-    return beat_after(context.lease_length.shortest)
 
 
 @built_once(maxsize=256)

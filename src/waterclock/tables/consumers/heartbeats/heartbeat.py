@@ -23,6 +23,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.consumers.undecided import Undecided, find_out
 from waterclock.tables.messages.finishing import acking, extending
 from waterclock.tables.model.claims.claim import Held
+from waterclock.tables.model.timing.lease_length import beat_after
 
 _SECOND = 1_000_000_000
 _IDLE = 10.0  # s after which an idle thread ends
@@ -81,11 +82,6 @@ class Beating(Protocol):
     def beat(self) -> None:
         """Update ``beat_at`` and write to the database. Failures are logged, not raised."""
         ...
-
-
-def beat_after(lease: int) -> int:
-    """Return how long after a lease of this length began it is extended, ns: when a third of it remains."""
-    return lease * 2 // 3
 
 
 def patience_of(lease: int) -> float:

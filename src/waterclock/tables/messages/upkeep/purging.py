@@ -75,16 +75,10 @@ def _purge_piece(
 
 def _delete(context: TableContext, connection: sa.Connection, seqs: Sequence[int]) -> int:
     rows = context.rows
-    these = (
-        _oldest(context)
-        .where(context.sql.any_of(rows.c.seq, "seqs"))
-        .order_by(rows.c.time_acked)
-        .with_for_update(skip_locked=True)
-    )
-    found = connection.execute(these.with_for_update(skip_locked=True), {"seqs": list(seqs)}).all()
-    connection.execute(
-        sa.delete(rows).where(context.sql.any_of(rows.c.seq, "seqs")), {"seqs": [row.seq for row in found]}
-    )
+    these = context.sql.any_of(rows.c.seq, "seqs")
+    locking = _oldest(context).where(these).order_by(rows.c.time_acked).with_for_update(skip_locked=True)
+    found = connection.execute(locking, {"seqs": list(seqs)}).all()
+    connection.execute(sa.delete(rows).where(these), {"seqs": [row.seq for row in found]})
     add_totals(connection, context.table_id, purged=len(found), sent=times_sent(row.epoch for row in found))
     return len(found)
 

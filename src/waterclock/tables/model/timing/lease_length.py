@@ -17,6 +17,11 @@ time. Beyond it SQLite would store a fraction and the servers refuse the stateme
 """
 
 
+def beat_after(lease: int) -> int:
+    """Return how long after a lease of this length began it is extended, ns: when a third of it remains."""
+    return lease * 2 // 3
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseLength:
     """The length of a lease, which includes the back-off if the message is not acked.
@@ -28,9 +33,11 @@ class LeaseLength:
     wait: int  # ns before the back-off; 0 if ``ack_wait`` is itself the back-off's base
     backoff: Backoff
     shortest: int = field(init=False, compare=False)  # of a message that is sent for the first time, ns
+    first_beat: int = field(init=False, compare=False)  # how long after such a lease began it is extended, ns
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shortest", self.of(0, 0.0))
+        object.__setattr__(self, "first_beat", beat_after(self.shortest))
 
     @property
     def bounds(self) -> tuple[int, int]:
