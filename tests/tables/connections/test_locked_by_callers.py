@@ -50,7 +50,7 @@ def test_a_subscription_closes_in_the_transaction_that_acks_a_message_of_a_group
     _put(table, "a0", "a1", "a2", "b0")
     with database.backend.engine.begin() as connection, table.subscribe(consumer="x") as subscription:
         next(subscription).ack(connection=connection)
-    assert "cannot give back 2 messages of table 'orders', which wait for the end of their lease" in caplog.text
+    assert "cannot give back 2 messages of table 'orders', which return when their leases end" in caplog.text
     [other] = table.receive(1, consumer="y")
     assert other.payload == "b0"
     other.ack()

@@ -340,7 +340,7 @@ def test_messages_that_a_subscription_cannot_give_back_on_sqlite_keep_their_leas
             with table.subscribe(consumer="first") as deliveries:
                 next(deliveries).ack(connection=caller)
             assert (
-                "consumer first cannot give back its messages of table 'orders', which wait for the end of their lease"
+                "consumer first cannot give back its messages of table 'orders', which return when their leases end"
                 in caplog.text
             )
             caller.commit()

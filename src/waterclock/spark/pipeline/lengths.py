@@ -164,8 +164,7 @@ def refuse_remote(pipeline: Pipeline) -> None:
     if pipeline.adaptive is not None and is_remote():
         raise InvalidArgumentError(
             f"batching.batch_length of pipeline {quoted(pipeline.name)} must be a duration through Spark Connect, got"
-            " 'adaptive': the length reaches the source by a file on the driver's machine, and the checkpoint by"
-            " Spark's own filesystems"
+            " 'adaptive', which needs a file on the driver's machine and direct access to Spark's own filesystems"
         )
 
 

@@ -100,7 +100,7 @@ def record_lost_entries(storage: Storage, connection: sa.Connection, ledger: int
     count = row["entries"] if row is not None else counter.entries
     if wrong := [number for number in numbers if not 0 <= number < count]:
         raise InvalidArgumentError(
-            f"numbers must be ≥ 0 and less than {count}, the number of entries of ledger {ledger}, got {wrong[0]}"
+            f"numbers must be ≥ 0 and less than {count} (the number of entries of ledger {ledger}), got {wrong[0]}"
         )
     first = row["first_ordinal"] if row is not None else counter.ordinal - counter.messages
     end = first + (row["messages"] if row is not None else counter.messages)

@@ -34,7 +34,7 @@ def leaving(context: TableContext, consumer: str | None) -> Generator[None]:
             yield
     except UnavailableError as error:
         _log.warning(
-            "consumer %s cannot give back its messages of table %r, which wait for the end of their lease: %s",
+            "consumer %s cannot give back its messages of table %r, which return when their leases end: %s",
             consumer,
             context.name,
             error,
@@ -57,7 +57,7 @@ def leave_behind(
             return
         if moments.monotonic() >= give_up_at:
             _log.warning(
-                "consumer %s cannot give back %d messages of table %r, which wait for the end of their lease: another"
+                "consumer %s cannot give back %d messages of table %r, which return when their leases end: another"
                 " transaction has locked these or earlier messages of their groups",
                 consumer,
                 len(kept),
