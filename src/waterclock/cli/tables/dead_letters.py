@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from waterclock._support.quoting import counted
 from waterclock.cli.tables.payloads import pairs
 from waterclock.cli.tables.table import app, message_id
-from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.common import Common, TableName
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.inspecting.searching import MessageFilter, SearchState, find_messages
@@ -43,7 +43,7 @@ def dead(name: str, /, *, limit: int = 100, common: Common = Common()) -> None:
 
 @app.command
 def dead_letter(
-    name: str,
+    name: TableName,
     ids: list[str] | None = None,
     /,
     *,
@@ -62,8 +62,6 @@ def dead_letter(
 
     Parameters
     ----------
-    name
-        The table.
     ids
         The messages; omit them with a filter.
     reason

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.common import Common, TableName
 from waterclock.cli.terminal.output import Output, pause_end, span
 from waterclock.errors import NotFoundError
 from waterclock.time import MAX_NS, format_time
@@ -26,13 +26,11 @@ _COLUMNS = ("group", "owner", "in_flight", "waiting", "head_id", "head_age", "he
 
 
 @app.command
-def ls(table: str, /, *, limit: int | None = None, common: Common = Common()) -> None:
+def ls(table: TableName, /, *, limit: int | None = None, common: Common = Common()) -> None:
     """List a table's groups: owner, number of messages, first message, and the reason if it is blocked.
 
     Parameters
     ----------
-    table
-        The message table.
     limit
         At most this many.
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from waterclock.cli.tables.payloads import headers_of, payload_of
-from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.common import Common, TableName
 from waterclock.cli.terminal.output import span
 from waterclock.time import format_duration, format_time
 
@@ -35,7 +35,7 @@ _COLUMNS = (
 
 @app.command
 def add(
-    table: str,
+    table: TableName,
     name: str,
     payload: str,
     /,
@@ -54,8 +54,6 @@ def add(
 
     Parameters
     ----------
-    table
-        The message table.
     name
         The schedule's name.
     payload

@@ -12,7 +12,7 @@ from cyclopts import App, Parameter
 from waterclock._support.quoting import counted, quoted
 from waterclock.cli.tables.payloads import columns_of, headers_of, pairs, payload_of, put_lines
 from waterclock.cli.tables.table_options import ChangingOptions, shown
-from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.common import Common, TableName
 from waterclock.cli.terminal.output import PerSecond, Span, pause_end, span
 from waterclock.errors import ForbiddenError, InvalidArgumentError
 from waterclock.time import TimeUnit, format_time, to_time
@@ -156,7 +156,7 @@ def _pause(table: MessageTable) -> dict[str, Any]:
 
 @app.command
 def put(
-    name: str,
+    name: TableName,
     payload: str | None = None,
     /,
     *,
@@ -180,8 +180,6 @@ def put(
 
     Parameters
     ----------
-    name
-        The table.
     payload
         The message, in a table of JSON as JSON; @FILE takes a file's content, @- standard input.
     jsonl
@@ -244,7 +242,7 @@ def put(
 
 @app.command
 def receive(
-    name: str,
+    name: TableName,
     /,
     *,
     limit: int | None = None,
@@ -258,8 +256,6 @@ def receive(
 
     Parameters
     ----------
-    name
-        The table.
     limit
         At most this many; the table's batch size unless given.
     wait
@@ -282,13 +278,11 @@ def receive(
 
 
 @app.command
-def peek(name: str, /, *, limit: int = 10, group: str | None = None, common: Common = Common()) -> int:
+def peek(name: TableName, /, *, limit: int = 10, group: str | None = None, common: Common = Common()) -> int:
     """Print waiting messages, without taking them. Exit code 1 if no messages wait.
 
     Parameters
     ----------
-    name
-        The table.
     limit
         At most this many.
     group
@@ -311,15 +305,13 @@ def ack(name: str, ids: list[str], /, *, common: Common = Common()) -> int:
 
 
 @app.command
-def cancel(name: str, ids: list[str], /, *, reason: str | None = None, common: Common = Common()) -> int:
+def cancel(name: TableName, ids: list[str], /, *, reason: str | None = None, common: Common = Common()) -> int:
     """Cancel messages by id: waiting ones are dropped, and consumers of leased ones are notified.
 
     Exit code 1 if a message is unknown, or was acked or cancelled before.
 
     Parameters
     ----------
-    name
-        The table.
     ids
         Which messages.
     reason
@@ -334,7 +326,7 @@ def cancel(name: str, ids: list[str], /, *, reason: str | None = None, common: C
 
 @app.command
 def retry(
-    name: str,
+    name: TableName,
     ids: list[str] | None = None,
     /,
     *,
@@ -347,8 +339,6 @@ def retry(
 
     Parameters
     ----------
-    name
-        The table.
     ids
         The messages; all that back off unless given.
     at
@@ -376,7 +366,7 @@ def purge(name: str, /, *, common: Common = Common()) -> None:
 
 @app.command
 def archive(
-    name: str,
+    name: TableName,
     topic: str,
     /,
     *,
@@ -387,8 +377,6 @@ def archive(
 
     Parameters
     ----------
-    name
-        The table.
     topic
         The topic to move them to, in the same database.
     older_than

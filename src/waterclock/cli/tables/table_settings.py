@@ -5,19 +5,17 @@ from __future__ import annotations
 import waterclock.cli.tables.dead_letters  # noqa: F401  # pyright: ignore[reportUnusedImport]  # registers commands
 from waterclock.cli.tables.table import app
 from waterclock.cli.tables.table_options import ChangingOptions
-from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.common import Common, TableName
 from waterclock.errors import InvalidArgumentError
 from waterclock.time import format_time, to_time
 
 
 @app.command
-def pause(name: str, /, *, until: str | None = None, common: Common = Common()) -> None:
+def pause(name: TableName, /, *, until: str | None = None, common: Common = Common()) -> None:
     """Send nothing until a time, or until `resume`; messages in flight may be acked.
 
     Parameters
     ----------
-    name
-        The table.
     until
         A time with offset; without it the pause has no end.
     """
@@ -37,7 +35,7 @@ def resume(name: str, /, *, common: Common = Common()) -> None:
 
 @app.command
 def alter(
-    name: str,
+    name: TableName,
     /,
     *,
     options: ChangingOptions = ChangingOptions(),
@@ -48,8 +46,6 @@ def alter(
 
     Parameters
     ----------
-    name
-        The table.
     unset
         An option to remove, for example rate_limit; may be given several times.
     """

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _GROUP = "Everywhere"
 
+TopicName = Annotated[str, Parameter(help="The topic.")]
+TableName = Annotated[str, Parameter(help="The message table.")]
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)

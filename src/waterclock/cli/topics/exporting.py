@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from waterclock._support.quoting import counted, quoted
-from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.common import Common, TopicName
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, UnavailableError
 from waterclock.message import Position
 from waterclock.topics.model.literals import By
@@ -36,7 +36,7 @@ _COLUMNS = (
 
 
 def export(
-    name: str,
+    name: TopicName,
     /,
     *,
     to: Path,
@@ -54,8 +54,6 @@ def export(
 
     Parameters
     ----------
-    name
-        The topic.
     to
         A new file, its format by its ending: .parquet (times as datetimes in UTC), .csv, or .jsonl, which
         `waterclock topic append` reads.

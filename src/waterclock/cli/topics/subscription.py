@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from waterclock._support.quoting import quoted, unknown_name
-from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.common import Common, TopicName
 from waterclock.cli.terminal.output import Span
 from waterclock.cli.topics.positions import position_or_time
 from waterclock.errors import InvalidArgumentError, NotFoundError
@@ -24,7 +24,7 @@ _COLUMNS = ("name", "position", "unread", "holder")
 
 @app.command
 def add(
-    topic: str,
+    topic: TopicName,
     name: str,
     /,
     *,
@@ -36,8 +36,6 @@ def add(
 
     Parameters
     ----------
-    topic
-        The topic.
     name
         The subscription.
     start
@@ -70,7 +68,7 @@ def info(topic: str, name: str, /, *, common: Common = Common()) -> None:
 
 @app.command
 def read(
-    topic: str,
+    topic: TopicName,
     name: str,
     /,
     *,
@@ -82,8 +80,6 @@ def read(
 
     Parameters
     ----------
-    topic
-        The topic.
     name
         The subscription.
     limit
@@ -103,7 +99,7 @@ def read(
 
 @app.command
 def seek(
-    topic: str,
+    topic: TopicName,
     name: str,
     /,
     *,
@@ -120,8 +116,6 @@ def seek(
 
     Parameters
     ----------
-    topic
-        The topic.
     name
         The subscription.
     to

@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 
 from waterclock._support import moments
 from waterclock._support.quoting import counted, in_a_line
-from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.common import Common, TopicName
 from waterclock.cli.terminal.output import span
 from waterclock.cli.topics import exporting, upkeep
 from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
@@ -102,7 +102,7 @@ def add(
 
 @app.command
 def alter(
-    name: str,
+    name: TopicName,
     /,
     *,
     roll_after: str | None = None,
@@ -117,8 +117,6 @@ def alter(
 
     Parameters
     ----------
-    name
-        The topic.
     roll_after
         Age at which the open ledger is closed.
     roll_size
@@ -149,13 +147,11 @@ def alter(
 
 
 @app.command
-def rename(name: str, new_name: str, /, *, common: Common = Common()) -> None:
+def rename(name: TopicName, new_name: str, /, *, common: Common = Common()) -> None:
     """Rename a topic. Processes that have it open continue; the old name no longer works.
 
     Parameters
     ----------
-    name
-        The topic.
     new_name
         Its name from now on.
     """
@@ -222,7 +218,7 @@ def _lag(topic: Topic, *, as_json: bool) -> object:
 
 @app.command
 def append(
-    name: str,
+    name: TopicName,
     file: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-",
     /,
     *,
@@ -238,8 +234,6 @@ def append(
 
     Parameters
     ----------
-    name
-        The topic.
     file
         The messages, one per line: {"source": "a", "stream": "load", "event_time": "…Z", "payload": "17"}.
     producer
@@ -269,7 +263,7 @@ def append(
 
 @app.command
 def read(
-    name: str,
+    name: TopicName,
     /,
     *,
     start: str | None = None,
@@ -290,8 +284,6 @@ def read(
 
     Parameters
     ----------
-    name
-        The topic.
     start
         First position, ledger:entry:index.
     stop
@@ -351,7 +343,7 @@ def read(
 
 @app.command
 def find(
-    name: str,
+    name: TopicName,
     moment: str,
     /,
     *,
@@ -362,8 +354,6 @@ def find(
 
     Parameters
     ----------
-    name
-        The topic.
     moment
         A time with offset, or a duration such as 2h for that long ago.
     by
@@ -382,13 +372,11 @@ def find(
 
 
 @app.command
-def ledgers(name: str, /, *, start: int = 0, limit: int | None = None, common: Common = Common()) -> None:
+def ledgers(name: TopicName, /, *, start: int = 0, limit: int | None = None, common: Common = Common()) -> None:
     """List a topic's ledgers with their bounds in time.
 
     Parameters
     ----------
-    name
-        The topic.
     start
         Number of the ledger to begin at.
     limit

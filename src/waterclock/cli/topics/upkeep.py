@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from waterclock._support.quoting import counted
-from waterclock.cli.terminal.common import Common
+from waterclock.cli.terminal.common import Common, TopicName
 from waterclock.cli.topics.positions import position_or_time
 from waterclock.errors import UnavailableError
 from waterclock.time import format_duration, to_duration
@@ -21,13 +21,11 @@ def roll(name: str, /, *, common: Common = Common()) -> None:
         common.output.talk(f"the topic continues at {topic.head}")
 
 
-def seal(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
+def seal(name: TopicName, /, *, master: str | None = None, common: Common = Common()) -> None:
     """Write every closed ledger to Parquet.
 
     Parameters
     ----------
-    name
-        The topic.
     master
         Do it on Spark, a ledger a task: its cluster, or local[*]. In this process unless given.
     """
@@ -42,13 +40,11 @@ def seal(name: str, /, *, master: str | None = None, common: Common = Common()) 
     common.output.talk(f"sealed {counted(sealed, 'ledger')}")
 
 
-def compact(name: str, /, *, master: str | None = None, common: Common = Common()) -> None:
+def compact(name: TopicName, /, *, master: str | None = None, common: Common = Common()) -> None:
     """Join small files of neighbouring sealed ledgers into larger ones; every message keeps its position.
 
     Parameters
     ----------
-    name
-        The topic.
     master
         Do it on Spark, a new file a task: its cluster, or local[*]. In this process unless given.
     """
@@ -63,13 +59,11 @@ def compact(name: str, /, *, master: str | None = None, common: Common = Common(
     common.output.talk(f"saved {counted(saved, 'file')}")
 
 
-def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:
+def expire(name: TopicName, ttl: str, /, *, common: Common = Common()) -> None:
     """Skip messages older than a duration in every subscription, and delete ledgers that expired as a whole.
 
     Parameters
     ----------
-    name
-        The topic.
     ttl
         How old a message may be, for example 7d.
     """
@@ -81,13 +75,11 @@ def expire(name: str, ttl: str, /, *, common: Common = Common()) -> None:
         common.output.facts(expired._asdict())
 
 
-def truncate(name: str, before: str, /, *, force: bool = False, common: Common = Common()) -> None:
+def truncate(name: TopicName, before: str, /, *, force: bool = False, common: Common = Common()) -> None:
     """Delete the ledgers that lie wholly before a position or a publish time.
 
     Parameters
     ----------
-    name
-        The topic.
     before
         ledger:entry:index, a time with offset, or a duration such as 30d for that long ago. A ledger is deleted whole
         or not at all.
@@ -102,13 +94,11 @@ def truncate(name: str, before: str, /, *, force: bool = False, common: Common =
         common.output.talk(f"deleted {counted(count, 'ledger')}")
 
 
-def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
+def forget(name: TopicName, producer: str, /, *, common: Common = Common()) -> None:
     """Forget the producers whose names begin with a text, such as the producers of a removed stream.
 
     Parameters
     ----------
-    name
-        The topic.
     producer
         The beginning of their names; for a stream on Spark, spark- and the query's id.
     """
@@ -120,25 +110,17 @@ def forget(name: str, producer: str, /, *, common: Common = Common()) -> None:
         common.output.talk(f"forgot {forget_producers(topic.storage, producer)} producers")
 
 
-def files(name: str, /, *, common: Common = Common()) -> None:
-    """List the files of a topic's sealed ledgers by their full names, each once.
-
-    Parameters
-    ----------
-    name
-        The topic.
-    """
+def files(name: TopicName, /, *, common: Common = Common()) -> None:
+    """List the files of a topic's sealed ledgers by their full names, each once."""
     with common.connect() as database:
         common.output.rows([{"file": file} for file in database.topic(name).files()], ("file",))
 
 
-def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
+def relocate(name: TopicName, root: str, /, *, common: Common = Common()) -> None:
     """Relocate a topic's files: copy them to a new root, or record where their folder was moved to.
 
     Parameters
     ----------
-    name
-        The topic.
     root
         Folder or URL. If it holds the topic's store, because the folder was renamed or is mounted elsewhere, the
         files there are checked and the new place is recorded. Otherwise the files are copied there and compared.
@@ -166,13 +148,11 @@ def relocate(name: str, root: str, /, *, common: Common = Common()) -> None:
     )
 
 
-def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> int:
+def verify(name: TopicName, /, *, deep: bool = False, common: Common = Common()) -> int:
     """Check a topic's catalogue and files, while it is in use. Exit code 1 if messages cannot be found or read.
 
     Parameters
     ----------
-    name
-        The topic.
     deep
         Read every byte and compare it with its checksum.
     """
@@ -186,15 +166,10 @@ def verify(name: str, /, *, deep: bool = False, common: Common = Common()) -> in
     return 0 if verified.is_whole else 1
 
 
-def repair(name: str, /, *, common: Common = Common()) -> int:
+def repair(name: TopicName, /, *, common: Common = Common()) -> int:
     """Import or find files that the catalogue has lost, measure bounds, and record unreadable messages as lost.
 
     Exit code 1 if faults remain.
-
-    Parameters
-    ----------
-    name
-        The topic.
     """
     with common.connect() as database:
         topic = database.topic(name)
