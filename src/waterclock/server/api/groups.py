@@ -78,84 +78,73 @@ def show_group(act: ReadTable, group: str | None = None) -> dict[str, Any]:
 @router.post("/purge")
 def purge(act: ManageTable, body: SomeBody) -> dict[str, Any]:
     """Delete unacked messages of a group."""
-    return _run(
-        act,
-        body,
-        lambda groups: groups.purge(body.group, count=body.count, force=body.force, dry_run=body.dry_run),
-    )
+    return _run(act, body, MessageGroups.purge)
 
 
 @router.post("/move")
 def move(act: ManageTable, body: MoveBody) -> dict[str, Any]:
     """Move messages of a group to another table."""
     act.require("manage", "table", body.to)
-    return _run(
-        act,
-        body,
-        lambda groups: groups.move(body.group, body.to, count=body.count, force=body.force, dry_run=body.dry_run),
-    )
+    return _run(act, body, MessageGroups.move)
 
 
 @router.post("/reroute")
 def reroute(act: ManageTable, body: MoveBody) -> dict[str, Any]:
     """Append messages of a group to another group."""
-    return _run(
-        act,
-        body,
-        lambda groups: groups.reroute(body.group, body.to, count=body.count, force=body.force, dry_run=body.dry_run),
-    )
+    return _run(act, body, MessageGroups.reroute)
 
 
 @router.post("/pause")
 def pause(act: ManageTable, body: PauseGroupBody) -> dict[str, Any]:
     """Send no messages of a group until a time, or until it is resumed."""
-    return _run(act, body, lambda groups: groups.pause(body.group, body.until, dry_run=body.dry_run))
+    return _run(act, body, MessageGroups.pause)
 
 
 @router.post("/resume")
 def resume(act: ManageTable, body: GroupBody) -> dict[str, Any]:
     """End a group's pause."""
-    return _run(act, body, lambda groups: groups.resume(body.group, dry_run=body.dry_run))
+    return _run(act, body, MessageGroups.resume)
 
 
 @router.post("/close")
 def close(act: ManageTable, body: GroupBody) -> dict[str, Any]:
     """Release an exclusive group once none of its messages is in flight."""
-    return _run(act, body, lambda groups: groups.close(body.group, dry_run=body.dry_run))
+    return _run(act, body, MessageGroups.close)
 
 
 @router.post("/release")
 def release(act: ManageTable, body: ForceBody) -> dict[str, Any]:
     """Release a group from its consumer now."""
-    return _run(act, body, lambda groups: groups.release(body.group, force=body.force, dry_run=body.dry_run))
+    return _run(act, body, MessageGroups.release)
 
 
 @router.post("/pin")
 def pin(act: ManageTable, body: PinBody) -> dict[str, Any]:
     """Assign a group to one consumer."""
-    return _run(act, body, lambda groups: groups.pin(body.group, body.consumer, dry_run=body.dry_run))
+    return _run(act, body, MessageGroups.pin)
 
 
 @router.post("/unpin")
 def unpin(act: ManageTable, body: GroupBody) -> dict[str, Any]:
     """Unpin a group: any consumer may have it again."""
-    return _run(act, body, lambda groups: groups.unpin(body.group, dry_run=body.dry_run))
+    return _run(act, body, MessageGroups.unpin)
 
 
 @router.post("/skip-head")
 def skip_head(act: ManageTable, body: ForceBody) -> dict[str, Any]:
     """Ack a group's first message without handling it."""
-    return _run(act, body, lambda groups: groups.skip_head(body.group, force=body.force, dry_run=body.dry_run))
+    return _run(act, body, MessageGroups.skip_head)
 
 
 @router.post("/rebalance")
 def rebalance(act: ManageTable, body: RebalanceBody) -> dict[str, Any]:
     """Share exclusive groups evenly among the live consumers."""
-    return _run(act, body, lambda groups: groups.rebalance(dry_run=body.dry_run))
+    return _run(act, body, MessageGroups.rebalance)
 
 
-def _run(act: Act, body: Body, command: Callable[[MessageGroups], GroupChange]) -> dict[str, Any]:
+def _run(act: Act, body: Body, command: Callable[..., GroupChange]) -> dict[str, Any]:
+    """Call a command, whose parameters have the names of the body's fields."""
     act.details = body.given()
-    change = command(act.table().groups)
+    change = command(act.table().groups, **dict(body))
     act.rows = 0 if act.details.get("dry_run") else change.done
     return {"done": change.done, "skipped": change.skipped}
