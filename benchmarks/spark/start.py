@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 import waterclock as wc
 from benchmarks.measure import cpu_seconds, descendants, is_python_of_spark, write_results
 from waterclock.spark import event_time_batches, register, session
-from waterclock.spark.preparing.make_class_archive import make_class_archive
+from waterclock.spark.preparing import make_class_archive
 from waterclock.spark.runtime import session as starting
 from waterclock.spark.runtime import worker_python
 from waterclock.spark.runtime.class_archive import SWITCH, archive_options

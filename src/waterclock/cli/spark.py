@@ -26,7 +26,7 @@ def prepare(*, common: Common = Common()) -> None:
         )
     archive = find_archive(find_java())
     if archive is None:
-        from waterclock.spark.preparing.make_class_archive import make_class_archive
+        from waterclock.spark.preparing import make_class_archive
 
         common.output.talk(f"making an archive of classes in {archive_folder()}; this takes about a minute")
         archive = make_class_archive()

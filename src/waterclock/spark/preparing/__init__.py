@@ -1,1 +1,0 @@
-"""The steps of ``waterclock spark prepare``, which prepares a machine once."""
