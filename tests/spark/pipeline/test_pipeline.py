@@ -20,7 +20,7 @@ from waterclock.batching.event_time import replay
 from waterclock.cli.app import run
 from waterclock.spark import batches_of, register
 from waterclock.spark.pace import BYTES_AT_ONCE
-from waterclock.spark.pipeline import outputs, running
+from waterclock.spark.pipeline import outputs, replaying, running
 from waterclock.spark.pipeline.definition import AVAILABLE_NOW
 from waterclock.spark.pipeline.file import PipelineFile
 from waterclock.spark.pipeline.outputs import refuse_written
@@ -460,6 +460,18 @@ def test_a_replay_reads_back_to_the_run_of_a_source_that_was_silent_before_its_r
     register(spark)
     found = batches_of(replayed(spark, file, START + 20 * SECOND, START + 30 * SECOND)).collect()
     assert [(batch["start"], batch["run"]) for batch in found] == [(later, begun)]
+
+
+def test_a_replay_leaves_the_last_batch_open_while_the_clock_is_set_back(
+    spark: SparkSession, database: wc.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = START + 20 * SECOND
+    database.topic("telemetry").append([wc.Message("a", "s0", last, publish_time=last, receive_time=last)])
+    monkeypatch.setattr(replaying, "connect", lambda *place: wc.connect(*place, clock=lambda: START))
+    file = read(write(tmp_path, PIPELINE.replace('max_delay = "400ms"', 'max_delay = "400ms"\nmax_skew = "0s"')))
+    register(spark)
+    found = {batch["id"] for batch in batches_of(replayed(spark, file, START, START + 60 * SECOND)).collect()}
+    assert expected(database)[0].keys() - found == {f"a@{last}"}
 
 
 @pytest.mark.parametrize("by", ["rate", "id"])
