@@ -12,8 +12,6 @@ COMMENTS = {
     r"^PRAGMA synchronous=NORMAL": "The commit of a claim need not wait for the disk: a claim that a failure of the"
     " computer undoes is sent again.",
     r"^PRAGMA synchronous=FULL": "All other commits wait for the disk.",
-    r"^PRAGMA busy_timeout=0": "SQLite's own waiting starves writers; they take turns outside of it.",
-    r"^PRAGMA busy_timeout=30000": "A reader waits at the most so long, ms.",
     r"^BEGIN IMMEDIATE": "Takes the write lock at once.",
     r"^SET TRANSACTION ISOLATION LEVEL REPEATABLE READ": "All reads of the transaction see the same state.",
     r"idle_in_transaction_session_timeout": "The server ends the transaction of a process that stops in the"
