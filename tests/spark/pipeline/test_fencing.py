@@ -384,7 +384,7 @@ def test_a_run_whose_next_micro_batch_another_run_has_begun_continues_unless_it_
             assert run() == len([sent(0), sent(1)])
             topic.remove()
             database.create_topic("telemetry")
-            with pytest.raises(wc.NotFoundError, match="its checkpoint belongs to another topic than 'telemetry'"):
+            with pytest.raises(wc.NotFoundError, match="its checkpoint does not belong to this topic 'telemetry'"):
                 replay_pipeline(spark, pipeline, START, START + SECOND)
     assert collisions
 

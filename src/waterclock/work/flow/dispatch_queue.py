@@ -1,8 +1,8 @@
 """The dispatch queue of a worker, which holds claimed messages until a slot is free. It consists of lanes.
 
 A lane holds one message, or the messages of one group, which are handled one after another. A worker claims as many
-messages as its free slots can start. If its handlers are fast, it also claims the messages of the next moments. So
-claims are few, and claimed messages wait only briefly.
+messages as its free slots can start. If its handlers are fast, it also claims the messages that they can handle in the
+next few milliseconds. So claims are few, and claimed messages wait only briefly.
 """
 
 from __future__ import annotations

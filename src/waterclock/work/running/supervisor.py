@@ -1,4 +1,4 @@
-"""Supervises a worker's messages: those whose handlers exceed the time limit or lose the lease, and those that wait."""
+"""Supervises a worker's messages: handlers that exceed the time limit or lose the lease, and messages that wait."""
 
 from __future__ import annotations
 
