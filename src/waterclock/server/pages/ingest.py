@@ -49,33 +49,17 @@ def ingest_data(database: Database, caller: Client) -> dict[str, Any]:
         "most": MOST_ROWS,
         "processes": [process_data(one, now) for one in reports],
         "sessions": [
-            {
-                "name": row.name,
-                "dropped": row.dropped,
-                "seen_at": shapes.time(row.seen_at),
-                "silent": row.seen_at < now - SILENT,
-            }
-            for row in sessions
+            shapes.facts(row, "name", "dropped", "seen_at") | {"silent": row.seen_at < now - SILENT} for row in sessions
         ],
         "partitions": [
-            {
-                "kafka_topic": row.kafka_topic,
-                "partition": row.partition,
-                "topic": names[row.topic_id],
-                "offset": row.offset,
-                "starts": row.owner_epoch,
-                "seen_at": shapes.time(row.seen_at),
-            }
+            shapes.facts(row, "kafka_topic", "partition", "offset", "seen_at")
+            | {"topic": names[row.topic_id], "starts": row.owner_epoch}
             for row in partitions
         ],
         "files": [
-            {
-                "path": row.path if caller.rights is None else None,
-                "topic": names[row.topic_id],
-                "bytes": row.offset,
-                "lines": row.lines,
-                "seen_at": shapes.time(row.seen_at),
-            }
+            shapes.facts(row, "lines", "seen_at")
+            | {"topic": names[row.topic_id], "bytes": row.offset}
+            | {"path": row.path if caller.rights is None else None}
             for row in files
         ],
     }

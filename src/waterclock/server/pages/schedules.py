@@ -62,12 +62,8 @@ def schedules_data(database: Database, caller: Client) -> dict[str, Any]:
 def _described(table: str, one: Schedule) -> dict[str, Any]:
     return {
         "table": table,
-        "name": one.name,
-        "cron": one.cron,
-        "timezone": one.timezone,
+        **shapes.facts(one, "name", "cron", "timezone", "paused", "last_tick"),
         "words": in_words(one.cron),
-        "paused": one.paused,
-        "last_tick": shapes.time(one.last_tick),
         "last_id": None if one.last_id is None else str(one.last_id),
         "ahead_seconds": shapes.seconds(one.ahead),
         "history": shapes.past_ticks(one)[::-1],

@@ -51,12 +51,8 @@ def system_data(database: Database, caller: Client) -> dict[str, Any]:
         "storage": _storage(database, caller),
         "tasks": [
             {
-                "kind": one.kind,
-                "name": one.name,
-                "task": one.task,
-                "ran_at": shapes.time(one.ran_at),
+                **shapes.facts(one, "kind", "name", "task", "ran_at", "did"),
                 "took_seconds": shapes.seconds(one.took),
-                "did": one.did,
                 "due_at": "now" if one.due_at is None else shapes.time(one.due_at),
                 "failed": one.error is not None,
                 "error": one.error if caller.rights is None else None,  # it may name hosts and paths
@@ -91,15 +87,8 @@ def _is_message_table(one: TableSizes) -> bool:
 
 
 def _table(one: TableSizes) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "is_message_table": _is_message_table(one),
-        "rows": one.rows,
-        "dead_rows": one.dead_rows,
-        "size": one.size,
-        "index_size": one.index_size,
-        "cleaned_at": shapes.time(one.cleaned_at),
-    }
+    sizes = shapes.facts(one, "name", "rows", "dead_rows", "size", "index_size", "cleaned_at")
+    return sizes | {"is_message_table": _is_message_table(one)}
 
 
 def _transactions(database: Database) -> list[dict[str, Any]] | None:

@@ -36,6 +36,12 @@ def time(ns: int | None) -> str | None:
     return None if ns is None else "never" if ns == MAX_NS else format_time(ns)
 
 
+def facts(one: Any, *names: str) -> dict[str, Any]:
+    """Return attributes, with those that the catalogue names as times in ISO 8601."""
+    times = {name for name in names if name.endswith(("_at", "_until", "_tick")) or name.startswith("time_")}
+    return {name: time(getattr(one, name)) if name in times else getattr(one, name) for name in names}
+
+
 def duration(ns: int | None) -> str | None:
     return None if ns is None else format_duration(ns)
 
@@ -78,29 +84,13 @@ def bounds(found: Bounds | None) -> dict[str, Any] | None:
 
 def ledger(info: LedgerInfo) -> dict[str, Any]:
     """Describe a ledger, without the place of its file."""
-    return {
-        "ledger": info.ledger,
-        "state": info.state,
-        "entries": info.entries,
-        "messages": info.messages,
-        "size": info.size,
-        "first_ordinal": info.first_ordinal,
-        "opened_at": time(info.opened_at),
-        "closed_at": time(info.closed_at),
-        "sealed_at": time(info.sealed_at),
-        "bounds": bounds(info.bounds),
-    }
+    counts = facts(info, "ledger", "state", "entries", "messages", "size", "first_ordinal")
+    return counts | facts(info, "opened_at", "closed_at", "sealed_at") | {"bounds": bounds(info.bounds)}
 
 
 def subscription(info: SubscriptionInfo) -> dict[str, Any]:
     """Describe a subscription, without its holder, which names a host."""
-    return {
-        "name": info.name,
-        "position": str(info.position),
-        "unread": info.unread,
-        "epoch": info.epoch,
-        "held_until": time(info.held_until),
-    }
+    return facts(info, "name", "unread", "epoch", "held_until") | {"position": str(info.position)}
 
 
 def table_options(table: MessageTable) -> dict[str, Any]:
@@ -109,30 +99,23 @@ def table_options(table: MessageTable) -> dict[str, Any]:
 
 
 def peeked(kind: str, message: Peeked) -> dict[str, Any]:
+    return _message(kind, message) | facts(message, "state", "due_at", "problem")
+
+
+def _message(kind: str, one: Peeked | Delivery) -> dict[str, Any]:
     return {
-        "id": str(message.id),
-        **payload(kind, message.payload),
-        "state": message.state,
-        "group": message.group,
-        "headers": dict(message.headers),
-        "priority": message.priority,
-        "epoch": message.epoch,
-        "time_created": time(message.time_created),
-        "time_scheduled": time(message.time_scheduled),
-        "due_at": time(message.due_at),
-        "expires_at": time(message.expires_at),
-        "columns": {name: plain(value) for name, value in message.columns.items()},
-        "problem": message.problem,
+        "id": str(one.id),
+        **payload(kind, one.payload),
+        "headers": dict(one.headers),
+        **facts(one, "group", "priority", "epoch", "time_created", "time_scheduled", "expires_at"),
+        "columns": {name: plain(value) for name, value in one.columns.items()},
     }
 
 
 def explanation(found: Explanation) -> dict[str, Any]:
     return {
         "id": str(found.id),
-        "state": found.state,
-        "reason": found.reason,
-        "due_at": time(found.due_at),
-        "consumer": found.consumer,
+        **facts(found, "state", "reason", "due_at", "consumer"),
         "blocking_id": None if found.blocking_id is None else str(found.blocking_id),
         "attempts": [attempt(one) for one in found.attempts],
     }
@@ -149,26 +132,19 @@ def dead_letter(kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def group(info: GroupInfo) -> dict[str, Any]:
-    facts = asdict(info)
-    head_id, age = facts.pop("head_id"), facts.pop("head_age")
-    return facts | {
-        "head_id": None if head_id is None else str(head_id),
-        "head_age_seconds": seconds(age),
-        "due_at": time(info.due_at),
-        "paused_until": time(info.paused_until),
-    }
+    described = asdict(info) | facts(info, "due_at", "paused_until")
+    head_id, age = described.pop("head_id"), described.pop("head_age")
+    return described | {"head_id": None if head_id is None else str(head_id), "head_age_seconds": seconds(age)}
 
 
 def schedule(kind: str, one: Schedule) -> dict[str, Any]:
-    facts = asdict(one)
-    ahead = facts.pop("ahead")
-    del facts["payload"]
+    described = asdict(one) | facts(one, "last_tick", "next_tick")
+    ahead = described.pop("ahead")
+    del described["payload"]
     return {
-        **facts,
+        **described,
         **payload(kind, one.payload),
         "within": duration(one.within),
-        "last_tick": time(one.last_tick),
-        "next_tick": time(one.next_tick),
         "last_id": None if one.last_id is None else str(one.last_id),
         "ahead_seconds": seconds(ahead),
         "history": past_ticks(one),
@@ -180,21 +156,8 @@ def past_ticks(one: Schedule) -> list[dict[str, Any]]:
 
 
 def delivery(kind: str, one: Delivery) -> dict[str, Any]:
-    return {
-        "delivery": handle_of(one),
-        "id": str(one.id),
-        **payload(kind, one.payload),
-        "group": one.group,
-        "first_for_consumer": one.first_for_consumer,
-        "headers": dict(one.headers),
-        "priority": one.priority,
-        "epoch": one.epoch,
-        "lease_until": time(one.lease_until),
-        "time_created": time(one.time_created),
-        "time_scheduled": time(one.time_scheduled),
-        "expires_at": time(one.expires_at),
-        "columns": {name: plain(value) for name, value in one.columns.items()},
-    }
+    lease = {"delivery": handle_of(one), **facts(one, "first_for_consumer", "lease_until")}
+    return lease | _message(kind, one)
 
 
 def as_json(value: Any) -> str:
