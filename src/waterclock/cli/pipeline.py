@@ -166,15 +166,8 @@ def _settings(given: list[str] | None) -> dict[str, str]:
 
 def _facts(progress: Progress, *, named: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {"pipeline": progress.pipeline} if named else {}
-    return facts | {
-        "micro_batches": progress.micro_batches,
-        "messages": progress.messages,
-        "batches": progress.batches,
-        "lag": progress.lag,
-        "open_batches": progress.open_batches,
-        "outside": progress.outside,
-        "rejected": progress.rejected,
-    }
+    names = ("micro_batches", "messages", "batches", "lag", "open_batches", "outside", "rejected")
+    return facts | {name: getattr(progress, name) for name in names}
 
 
 class _SignalStop:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
@@ -116,17 +117,6 @@ def tell(output: Output, task: Task) -> None:
 
 
 def _shown(task: Task) -> dict[str, Any]:
-    def time(ns: int | None) -> str | None:
-        return None if ns is None else format_time(ns)
-
-    return {
-        "kind": task.kind,
-        "name": task.name,
-        "task": task.task,
-        "ran_at": time(task.ran_at),
-        "took": span(task.took),
-        "did": task.did,
-        "due_at": "now" if task.due_at is None else time(task.due_at),
-        "owner": task.owner,
-        "error": task.error,
-    }
+    due_at = "now" if task.due_at is None else format_time(task.due_at)
+    ran_at = None if task.ran_at is None else format_time(task.ran_at)
+    return asdict(task) | {"ran_at": ran_at, "took": span(task.took), "due_at": due_at}

@@ -108,15 +108,6 @@ class Counter:
 
     def closed_ledger(self, now: int) -> dict[str, int | str | None]:
         """Return the row of the ledger that `rolled` closes."""
-        return {
-            "ledger": self.ledger,
-            "state": "closed",
-            "entries": self.entries,
-            "messages": self.messages,
-            "bytes": self.bytes,
-            "first_ordinal": self.ordinal - self.messages,
-            "opened_at": self.opened_at,
-            "closed_at": now,
-            **(_NO_BOUNDS if self.bounds is None else self.bounds.columns()),
-            **peak_columns(self.rolled().peak),
-        }
+        columns = replace(self, peak=self.rolled().peak).columns()
+        del columns["ordinal"]
+        return {**columns, "state": "closed", "first_ordinal": self.ordinal - self.messages, "closed_at": now}
