@@ -42,37 +42,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class FollowerCounts:
-    """The counts of a follower since it began.
+    """The counts of a follower since it began."""
 
-    Attributes
-    ----------
-    messages, batches
-        Messages read and batches put.
-    rejected
-        Messages that are in no batch, by reason.
-    outside
-        Messages that lie outside the window of their batch.
-    incomplete
-        Batches by id that lack declared streams; None if none are declared.
-    missing_ids
-        By id, ids between batches that are in no batch; None by time.
-    open
-        Windows that wait for more messages or for the clock.
-    behind
-        Messages of the topic that were not read yet.
-    batch_length
-        The length from the next window on, ns, if it is adaptive; else None.
-    """
-
-    messages: int = 0
-    batches: int = 0
-    rejected: Counter[str] = field(default_factory=Counter[str])
-    outside: int = 0
-    incomplete: int | None = None
-    missing_ids: int | None = None
-    open: int = 0
-    behind: int = 0
-    batch_length: int | None = None
+    messages: int = 0  # messages read
+    batches: int = 0  # batches put
+    rejected: Counter[str] = field(default_factory=Counter[str])  # messages that are in no batch, by reason
+    outside: int = 0  # messages that lie outside the window of their batch
+    incomplete: int | None = None  # batches by id that lack declared streams; None if none are declared
+    missing_ids: int | None = None  # by id, ids between batches that are in no batch; None by time
+    open: int = 0  # windows that wait for more messages or for the clock
+    behind: int = 0  # messages of the topic that were not read yet
+    batch_length: int | None = None  # the length from the next window on, ns, if it is adaptive; else None
 
 
 class Follower:

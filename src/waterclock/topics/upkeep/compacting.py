@@ -51,16 +51,10 @@ _COLUMNS = SHARED_SCHEMA.names
 
 
 class Run(NamedTuple):
-    """Adjacent ledgers whose files will be joined. Can be pickled.
+    """Adjacent ledgers whose files will be joined. Can be pickled."""
 
-    Attributes
-    ----------
-    numbers, paths
-        Each ledger, and the file that holds it.
-    """
-
-    numbers: tuple[int, ...]
-    paths: tuple[str, ...]
+    numbers: tuple[int, ...]  # each ledger
+    paths: tuple[str, ...]  # the file that holds each ledger
 
 
 class _CompactedFile(NamedTuple):

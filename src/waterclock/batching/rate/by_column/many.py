@@ -22,35 +22,17 @@ LASTING_COLUMNS = 17
 
 
 class ManyBatches(NamedTuple):
-    """The batches that some calls closed, source by source, in order of closing.
+    """The batches that some calls closed, source by source, in order of closing."""
 
-    Attributes
-    ----------
-    starts, ends, closed_at
-        As of `waterclock.Batch`, int64 ns.
-    reasons
-        Numbers of the kernel's reasons.
-    bounds
-        Source s has the batches ``bounds[s]`` to ``bounds[s + 1]``.
-    offsets
-        Batch k holds ``messages[offsets[k]:offsets[k + 1]]``.
-    messages
-        Places of the passed messages that are in batches, in the order in which they joined their batch.
-    kept
-        Places of the passed messages that are in no batch; source by source, to be passed again.
-    runs
-        As of `waterclock.Batch`, ns.
-    """
-
-    starts: Ints
+    starts: Ints  # as of `waterclock.Batch`, ns, like the next two
     ends: Ints
     closed_at: Ints
-    reasons: Ints
-    bounds: Ints
-    offsets: Ints
-    messages: Ints
-    kept: Ints
-    runs: list[int | None]
+    reasons: Ints  # numbers of the kernel's reasons
+    bounds: Ints  # source s has the batches ``bounds[s]`` to ``bounds[s + 1]``
+    offsets: Ints  # batch k holds ``messages[offsets[k]:offsets[k + 1]]``
+    messages: Ints  # places of the passed messages that are in batches, in the order in which they joined their batch
+    kept: Ints  # places of the passed messages that are in no batch; source by source, to be passed again
+    runs: list[int | None]  # as of `waterclock.Batch`, ns
 
     def between(self, since: int, until: int) -> ManyBatches:
         """Take the batches that start at or after ``since`` and before ``until``, ns."""
