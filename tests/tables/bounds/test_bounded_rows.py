@@ -65,6 +65,20 @@ def test_neither_a_claim_nor_a_wait_walks_over_finished_messages(
 
 
 @pytest.mark.usefixtures("held")
+def test_ten_priorities_have_bounds(make_table: Callable[..., MessageTable], database: Database) -> None:
+    table = make_table()
+    for priority in range(10):
+        table.put_many([{"payload": "x" * 1000, "priority": priority}] * 100)
+        advance(table.context)  # which finds the priority
+        table.ack(table.receive(100))
+    assert sorted(bounds_of(table.context)) == list(range(10))
+    let_bounds_advance(table, table.context.backend.now())
+    with statements_of(database.backend) as seen:
+        assert table.receive() == []
+    assert max(buffers(database, *one) for one in seen) < 200
+
+
+@pytest.mark.usefixtures("held")
 def test_a_new_process_begins_at_the_bounds(
     make_table: Callable[..., MessageTable], connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,9 +15,11 @@ from waterclock.tables.model.claims.bounds import (
     LOOK_BACK_AT_LEAST,
     LOOK_BACK_SHARE,
     MOST_OWNERS,
+    MOST_PRIORITIES,
     SAVE_EVERY,
     SAVED_FOR,
     UNASSIGNED,
+    UNUSED_FOR,
     GroupBounds,
     GroupSearch,
     ProvenBound,
@@ -215,6 +217,26 @@ def test_bounds_of_consumers_are_forgotten_in_a_process_with_many() -> None:
     for number in range(3 * MOST_OWNERS):
         bounds.note(GroupSearch(f"c{number}", [], [], []), found)
     assert len(bounds._bounds) <= MOST_OWNERS
+
+
+def note_priority(bounds: GroupBounds, priority: int, *finds: int) -> None:
+    """Note a search that finds a priority without a bound, and something of these that have one."""
+    search = bounds.begin(UNASSIGNED)
+    firsts = [NOW if one in finds else None for one in search.priorities]
+    bounds.note(search, SimpleNamespace(now=NOW, oldest=1, mark=None, firsts=firsts, of_unassigned=priority))
+
+
+def test_a_further_priority_takes_the_place_of_one_of_which_nothing_is_found(time: list[float]) -> None:
+    bounds = GroupBounds()
+    for priority in range(MOST_PRIORITIES):
+        note_priority(bounds, priority)
+    note_priority(bounds, 77)
+    assert sorted(bounds.of_unassigned()) == list(range(MOST_PRIORITIES))
+    time[0] += UNUSED_FOR
+    note_priority(bounds, 77, *range(1, MOST_PRIORITIES))
+    time[0] += 1.0
+    note_priority(bounds, 77)
+    assert sorted(bounds.of_unassigned()) == [*range(1, MOST_PRIORITIES), 77]
 
 
 def looks(reached: Reached, *, newest: int | None, first_place: int | None = None) -> int:

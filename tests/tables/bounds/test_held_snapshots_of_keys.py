@@ -94,8 +94,30 @@ def test_a_limit_is_checked_without_reading_leases_that_ended_before_those_of_it
     table.put("y", group="a")
     with statements_of(database.backend) as seen:
         assert len(table.receive(10)) == 1
-    [counting] = [one for one in seen if "AS leased" in one[0]]
+    [counting] = [one for one in seen if "AS leased," in one[0]]
     assert buffers(database, *counting) < FINISHED / 25
+
+
+@of_postgresql
+@pytest.mark.usefixtures("held")
+def test_a_limit_is_checked_without_reading_messages_that_were_acked_during_their_lease(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(limit={"group": 50})
+    table.put("kept", group="a", priority=1)
+    [kept] = table.receive()
+    for _ in range(FINISHED // 50):
+        pass_through(table, 50)
+        clock.move("100ms")
+    table.put("y", group="a")
+    with statements_of(database.backend) as seen:
+        [y] = table.receive(10)
+    [counting] = [one for one in seen if "AS leased," in one[0]]
+    assert buffers(database, *counting) < FINISHED / 20
+    with database.begin() as connection:
+        assert in_flight(table.context, connection, ["a"], 50).free["a"] == 48
+    for one in (kept, y):
+        one.ack()
 
 
 @pytest.mark.parametrize("change", ["time_next = 1", "time_next = time_next + 1", "group_id = 'a'", "priority = 3"])
@@ -307,7 +329,7 @@ def test_no_turn_and_no_pause_is_in_the_past_when_it_is_written(
     clock.move("1s")
     with database.begin() as connection:  # as by a claim that was suspended after it had looked
         give_turns(table.context, connection, {("a", 0): KeyState(1, 1, 1)}, last=1)
-        put_off(table.context, connection, {("b", 0): 1})
+        put_off(table.context, connection, {("b", 0): KeyState(1, 1, 1)})
         find = sa.text("SELECT is_due, turn, due_at FROM waterclock_message_keys ORDER BY message_key")
         a, b = connection.execute(find)
     now = database.backend.now()

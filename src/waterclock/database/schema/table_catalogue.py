@@ -178,6 +178,9 @@ heartbeats = sa.Table(
 )
 """One row for each process that takes messages from a table: its last heartbeat."""
 
+LOWEST = -(2**63) + 1
+"""A bound below all leased messages. The lowest integer is no literal in SQL."""
+
 message_keys = sa.Table(
     "waterclock_message_keys",
     metadata,
@@ -204,6 +207,13 @@ message_keys = sa.Table(
     ),
     required("gap_to", BigInt, doc="The end of that gap, ns."),
     required("turn", BigInt, doc="Keys that are due take turns in this order."),
+    required(
+        "leased_from",
+        BigInt,
+        str(LOWEST),
+        doc="The leases of messages of the key with `routed` = 1 do not end earlier, ns.",
+    ),
+    required("leased_seq", BigInt, str(LOWEST), doc="Leased messages of the key with `routed` = 1 have no lower `seq`."),
     required(
         "rate_next",
         BigInt,

@@ -86,7 +86,8 @@ INDEXES = (
     "DROP INDEX %(next)s",
     f"CREATE INDEX %(key)s ON %(table)s ({MESSAGE_KEY}, priority, time_next, seq) WHERE time_acked IS NULL",
     # By an expression, because a planner may think the index above as good, and would search all messages of a key.
-    f"CREATE INDEX %(leased)s ON %(table)s (({MESSAGE_KEY} || ''), priority, time_next)"
+    # With seq, so that a search passes those of acked messages without reading their rows.
+    f"CREATE INDEX %(leased)s ON %(table)s (({MESSAGE_KEY} || ''), priority, time_next, seq)"
     " WHERE %(unacked)s AND claim_id IS NOT NULL",
 )
 """The indexes on databases that have partial ones, except that of unrouted messages."""

@@ -256,8 +256,8 @@ class TableDialect(ABC):
         chosen = sa.select(table).where(columns[0] == value, self.any_of(columns[1], name))
         return chosen.with_for_update(skip_locked=True) if skip_locked else chosen
 
-    def newest_of_each(self, value: int, columns: LongKey, name: str, more: str) -> sa.FromClause:
-        """Return what `rows_of_each` finds, as rows of ``key``, ``level`` and the column ``more``; if `is_bounded`."""
+    def newest_of_each(self, value: int, columns: LongKey, name: str, *more: str) -> sa.FromClause:
+        """Return what `rows_of_each` finds, as rows of ``key``, ``level`` and the columns ``more``; if `is_bounded`."""
         raise NotImplementedError
 
     def is_row(self, columns: LongKey, values: tuple[Any, Any, Any]) -> sa.ColumnElement[bool]:

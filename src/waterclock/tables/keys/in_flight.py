@@ -22,6 +22,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED_TOGETHER
 from waterclock.tables.groups.group_state import is_out
 from waterclock.tables.model.schema import not_acked
+from waterclock.time import MAX_NS
 
 NO_KEY = ""
 """The key of messages without one, which are not limited."""
@@ -34,6 +35,9 @@ class InFlight:
     room: dict[str, int]  # how many messages of each key a consumer may get
     free: dict[str, int]  # how many of them may be new
     lapsed: dict[tuple[str, int], int]  # how many messages of a key and level have a lease that has ended
+    firsts: dict[
+        tuple[str, int], tuple[int, int]
+    ]  # the first end of their leases, ns, and their first seq, if the next search can begin there
 
     def has_claimable(self, place: tuple[str, int]) -> bool:
         """Return whether a consumer may get a message of a key and level, as the condition `has_claimable`."""
@@ -56,9 +60,10 @@ def free_places(context: TableContext, keys: Collection[str], counted: Sequence[
     """Return how many messages of keys a consumer may get, from the result of `counting`; ``most`` bounds it."""
     room, free = dict.fromkeys(keys, most), dict.fromkeys(keys, most)
     lapsed: dict[tuple[str, int], int] = {}
+    firsts: dict[tuple[str, int], tuple[int, int]] = {}
     limit = context.options.most_of_a_key
     if limit is None:
-        return InFlight(room, free, lapsed)
+        return InFlight(room, free, lapsed, firsts)
     leased = dict.fromkeys(set(keys).difference([NO_KEY]), 0)
     active = dict(leased)
     for row in chain.from_iterable(counted):
@@ -67,9 +72,12 @@ def free_places(context: TableContext, keys: Collection[str], counted: Sequence[
             active[row.key] += row.leased - int(row.lapsed)
             place = row.key, -row.priority
             lapsed[place] = min(lapsed.get(place, 0) + int(row.lapsed), most)
+            if context.sql.is_bounded:
+                until, seq = firsts.get(place, (MAX_NS, MAX_NS))
+                firsts[place] = min(until, row.first_end), min(seq, row.first_seq)
     room |= {key: max(0, min(most, limit - count)) for key, count in active.items()}
     free |= {key: max(0, min(most, limit - count)) for key, count in leased.items()}
-    return InFlight(room, free, lapsed)
+    return InFlight(room, free, lapsed, firsts)
 
 
 def is_leased(context: TableContext) -> sa.ColumnElement[bool]:
@@ -84,17 +92,23 @@ def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.Compoun
     key = context.sql.leased_key(rows)
     has_lapsed = sa.case((rows.c.time_next <= context.backend.now_sql(), 1), else_=0)
     leased, lapsed = sa.func.count().label("leased"), sa.func.coalesce(sa.func.sum(has_lapsed), 0).label("lapsed")
-    found = sa.select(key.label("key"), rows.c.priority, leased, lapsed).group_by(key, rows.c.priority)
+    firsts = [
+        sa.func.coalesce(sa.func.min(column), sa.literal(MAX_NS, sa.BigInteger)).label(name)
+        for name, column in (("first_end", rows.c.time_next), ("first_seq", rows.c.seq))
+    ]
+    found = sa.select(key.label("key"), rows.c.priority, leased, lapsed, *firsts).group_by(key, rows.c.priority)
     if not context.sql.is_bounded:
         return found.where(context.sql.any_of(key, "keys"), is_out(rows))
     its = message_keys.c
-    each = context.sql.newest_of_each(context.table_id, (its.table_id, its.message_key, its.level), "keys", "gap_to")
-    known = sa.select(leased, lapsed).where(
+    bounds = "leased_from", "leased_seq"
+    each = context.sql.newest_of_each(context.table_id, (its.table_id, its.message_key, its.level), "keys", *bounds)
+    known = sa.select(leased, lapsed, *firsts).where(
         key == each.c.key,
         rows.c.priority == -each.c.level,
         is_leased(context),
         ~context.sql.is_unrouted(rows),
-        rows.c.time_next >= each.c.gap_to,
+        rows.c.time_next >= each.c.leased_from,
+        rows.c.seq >= each.c.leased_seq,
     )
     counted = known.correlate(each).lateral("counted")
     # Plain SQL has changed these since they were claimed. Not in a form that the index of leased messages answers.
@@ -105,7 +119,7 @@ def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.Compoun
         not_acked(rows),
         sa.func.coalesce(rows.c.claim_id.is_not(None), sa.false()),
     )
-    of_each = sa.select(each.c.key, (-each.c.level).label("priority"), counted.c.leased, counted.c.lapsed)
+    of_each = sa.select(each.c.key, (-each.c.level).label("priority"), *counted.c)
     return sa.union_all(of_each.select_from(each.join(counted, sa.true())), changed)
 
 
@@ -124,7 +138,8 @@ def has_claimable(
     its = [context.sql.leased_key(rows) == context.sql.few(key), is_leased(context)]
     of_level = rows.c.priority == -level, rows.c.time_next >= message_keys.c.gap_to
     if context.sql.is_bounded:
-        its += of_level
+        of_level = of_level[0], rows.c.time_next >= message_keys.c.leased_from
+        its += *of_level, rows.c.seq >= message_keys.c.leased_seq
     leased = sa.select(sa.func.count()).where(*its)
     # A limit that was lowered may be less than the number of lapsed messages.
     active = leased.where(rows.c.time_next > context.backend.now_sql()).scalar_subquery()

@@ -133,7 +133,7 @@ def _note(
 ) -> None:
     """Write new messages of keys into the rows of these."""
     turns: dict[Place, KeyState] = {}
-    off: dict[Place, int] = {}
+    off: dict[Place, KeyState] = {}
     changed: dict[Place, KeyState] = {}
     for place, (row, messages) in new.items():
         before = state = state_of(row)
@@ -141,13 +141,15 @@ def _note(
             # One that is claimed may be extended, so it stands behind the gap although it is due.
             is_due = one.time_next <= now and one.claim_id is None
             state = state.with_due(one.time_next) if is_due else state.with_later(one.time_next)
+            if one.claim_id is not None:
+                state = state.with_leased(one.time_next, one.seq)
         first = min(one.time_next for one in messages)
         if row.is_due or first >= row.due_at:
             changed |= {place: state} if state != before else {}
         elif first <= now:
             turns[place] = state
         else:
-            off[place] = first
+            off[place] = state.asleep(first)
     give_turns(context, connection, turns)
     put_off(context, connection, off)
     set_times(context, connection, changed)

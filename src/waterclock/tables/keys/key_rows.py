@@ -24,7 +24,7 @@ import sqlalchemy as sa
 
 from waterclock.database.driver_fast_path import Asked, execute_all, execute_later
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.schema.table_catalogue import message_keys
+from waterclock.database.schema.table_catalogue import LOWEST, message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.keys.in_flight import has_claimable
@@ -54,6 +54,9 @@ class KeyState(NamedTuple):
     gap_from: int
     gap_to: int
     used_until: int = 0  # until when the row must be kept for the rate limit, ns
+    # No routed message that a consumer has has an earlier end of its lease, ns, or a lower seq.
+    leased_from: int = LOWEST
+    leased_seq: int = LOWEST
 
     def with_due(self, at: int) -> KeyState:
         """Return the state with an unclaimed message that is due already."""
@@ -63,6 +66,15 @@ class KeyState(NamedTuple):
         """Return the state with a message that is leased, or due later."""
         return self._replace(first_at=min(self.first_at, at), gap_to=min(self.gap_to, at))
 
+    def with_leased(self, until: int, seq: int) -> KeyState:
+        """Return the state with a message that is leased until then, ns."""
+        state = self.with_later(until)
+        return state._replace(leased_from=min(self.leased_from, until), leased_seq=min(self.leased_seq, seq))
+
+    def asleep(self, until: int) -> KeyState:
+        """Return the state of a key without a message that is due earlier, ns."""
+        return self._replace(first_at=until, gap_from=MIN_NS, gap_to=until)
+
     def searched_until(self, now: int) -> int:
         """Return until when to search for the first message, ns: behind that, the gap tells."""
         end = max(now, self.gap_from)
@@ -71,7 +83,7 @@ class KeyState(NamedTuple):
 
 def state_of(row: Any) -> KeyState:
     """Return what a row says."""
-    return KeyState(row.first_at, row.gap_from, row.gap_to, row.rate_next)
+    return KeyState(row.first_at, row.gap_from, row.gap_to, row.rate_next, row.leased_from, row.leased_seq)
 
 
 _WOKEN_AT_ONCE = 100
@@ -225,14 +237,14 @@ def place_all(context: TableContext, connection: SqlConnection, states: Mapping[
     ]
     firsts = [found.scalar() for found in execute_all(connection, asked)]
     due: dict[Place, KeyState] = {}
-    sleeping: dict[Place, int] = {}
+    sleeping: dict[Place, KeyState] = {}
     gone: list[Place] = []
     for (place, state), found in zip(states.items(), firsts, strict=True):
         first = state.gap_to if found is None and state.searched_until(now) < state.gap_to else found
         if first is not None and first <= now:
             due[place] = state._replace(first_at=first)
         elif first is not None or state.used_until > now:
-            sleeping[place] = state.used_until if first is None else first
+            sleeping[place] = state.asleep(state.used_until if first is None else first)
         else:
             gone.append(place)
     give_turns(context, connection, due)
@@ -240,9 +252,9 @@ def place_all(context: TableContext, connection: SqlConnection, states: Mapping[
     execute_later(connection, *[(_deleting(context), _named(place)) for place in gone])
 
 
-def put_off(context: TableContext, connection: SqlConnection, until: Mapping[Place, int]) -> None:
-    """Put rows off until a time, ns, before which none of their messages is due."""
-    times = {place: {"due_at": at, **_times(KeyState(at, MIN_NS, at))} for place, at in until.items()}
+def put_off(context: TableContext, connection: SqlConnection, states: Mapping[Place, KeyState]) -> None:
+    """Put rows off until the time before which none of their messages is due."""
+    times = {place: {"due_at": state.first_at, **_times(state)} for place, state in states.items()}
     _change(context, connection, times, is_due=0)
 
 
@@ -262,7 +274,8 @@ def pace(
 
 
 def _times(state: KeyState) -> dict[str, int]:
-    return {"first_at": state.first_at, "gap_from": state.gap_from, "gap_to": state.gap_to}
+    names = ("first_at", "gap_from", "gap_to", "leased_from", "leased_seq")
+    return {name: getattr(state, name) for name in names}
 
 
 def set_times(context: TableContext, connection: SqlConnection, states: Mapping[Place, KeyState]) -> None:
@@ -342,6 +355,10 @@ def _adding(context: TableContext) -> sa.Insert:
         sa.func.coalesce(sa.func.max(sa.case((is_due, at))), sa.literal(MIN_NS, sa.BigInteger)),
         sa.func.coalesce(sa.func.min(sa.case((is_due, None), else_=at)), sa.literal(MAX_NS, sa.BigInteger)),
         _not_past(context, "turn", sa.bindparam("to", type_=sa.BigInteger)),
+        *(
+            sa.func.coalesce(sa.func.min(sa.case((rows.c.claim_id.is_not(None), first))), MAX_NS, type_=sa.BigInteger)
+            for first in (at, rows.c.seq)
+        ),
     )
     its = its.where(context.unacked()).group_by(rows.c[MESSAGE_KEY], rows.c.priority)
     written = [name for name in message_keys.columns.keys() if name not in ("rate_next", "had")]  # noqa: SIM118  # no dict
@@ -371,7 +388,8 @@ def of_messages(place: Place) -> dict[str, Any]:
 
 
 def _of_state() -> list[sa.Column[int]]:
-    return [message_keys.c[name] for name in ("first_at", "gap_from", "gap_to", "rate_next")]
+    names = ("first_at", "gap_from", "gap_to", "rate_next", "leased_from", "leased_seq")
+    return [message_keys.c[name] for name in names]
 
 
 def _of_table(context: TableContext) -> sa.ColumnElement[bool]:

@@ -315,9 +315,9 @@ class PostgresqlTables(TableDialect):
         found = sa.select(table).where(place_in(table) == sa.any_(sa.func.array(places)))
         return found.with_for_update(skip_locked=True) if skip_locked else found
 
-    def newest_of_each(self, value: int, columns: LongKey, name: str, more: str) -> sa.FromClause:
+    def newest_of_each(self, value: int, columns: LongKey, name: str, *more: str) -> sa.FromClause:
         """Look up the newest version of each row, as `look_up`."""
-        return newest_of_each(value, columns, name, more)
+        return newest_of_each(value, columns, name, *more)
 
     def is_row(self, columns: LongKey, values: tuple[Any, Any, Any]) -> sa.ColumnElement[bool]:
         """Look up the newest version, as `look_up`."""

@@ -123,11 +123,11 @@ class _KeyedClaim:
             self._left.update(place for place in places if place[0] not in ours)
             places = [place for place in places if place[0] in ours]
         rates = KeyRates(context.options.rate_of_a_key, ours, self._now)
-        states = {place: state_of(row) for place, row in begun.items()}
         paused = rates.paused(places)
         places = [place for place in places if place not in paused]
         flying = free_places(context, {key for key, _ in places}, counted, self._room)
         self._left.update(place for place in places if not flying.has_claimable(place))
+        states = {place: _state_of(place, row, flying) for place, row in begun.items()}
         dealt, lapsed = self._share({place: row.had for place, row in begun.items()}, places, flying, rates)
         shares = dealt.shares
         found, last = self._lock(shares, lapsed, states)
@@ -145,7 +145,8 @@ class _KeyedClaim:
         for place, its in found.items():
             if its:
                 state = states[place]._replace(first_at=_first_of(its[0]))
-                states[place] = state.with_later(min(ends[row.seq] for row in its))
+                first = min(ends[row.seq] for row in its), min(row.seq for row in its)
+                states[place] = state.with_leased(*first)
         pace(context, connection, paused, states)
         unfinished = {place: had for place, had in dealt.unfinished.items() if place in served and place not in paused}
         keep_turns(context, connection, unfinished, states)
@@ -202,7 +203,8 @@ class _KeyedClaim:
                 count = lapsed.get(place, 0) if of_lapsed else share - lapsed.get(place, 0)
                 if count:
                     state = states[place]
-                    starts = {"low": state.first_at} | ({"lapsed_from": state.gap_to} if of_lapsed else {})
+                    lapsed_from = {"lapsed_from": max(state.gap_to, state.leased_from), "lapsed_seq": state.leased_seq}
+                    starts = {"low": state.first_at} | (lapsed_from if of_lapsed else {})
                     asked.append((statement, {**of_messages(place), "count": count, **starts}))
                     again.append(_next_messages(*of, of_lapsed=of_lapsed, locks=True))
         found: dict[Place, list[Any]] = {place: [] for place in shares}
@@ -229,6 +231,12 @@ class _KeyedClaim:
             values = {"pairs": list(ends.items()), "by": wanted.claim_id, "who": wanted.consumer}
             execute_later(self._connection, (_taking(self._context), values))
         return ends
+
+
+def _state_of(place: Place, row: Any, flying: InFlight) -> KeyState:
+    """Return what a row says, with the first of its leased messages if they were counted."""
+    state, first = state_of(row), flying.firsts.get(place)
+    return state if first is None else state._replace(leased_from=first[0], leased_seq=first[1])
 
 
 def _first_of(row: Any) -> int:
@@ -266,7 +274,8 @@ def _next_messages(
     chosen = [rows.c.time_next <= now, *([] if where is None else [where])]
     if of_lapsed:
         lapsed_from = sa.bindparam("lapsed_from", type_=sa.BigInteger)
-        unacked = is_leased(context), rows.c.time_next >= lapsed_from
+        lapsed_seq = sa.bindparam("lapsed_seq", type_=sa.BigInteger)
+        unacked = is_leased(context), rows.c.time_next >= lapsed_from, rows.c.seq >= lapsed_seq
         chosen.append(rows.c.claim_id.is_not(None))
     else:
         unacked = (rows.c.time_acked.is_(None),)

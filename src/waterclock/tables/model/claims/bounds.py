@@ -26,8 +26,10 @@ LOOK_BACK_SHARE = 20
 DISTRUST_FOR = 600.0
 """Seconds without a bound after a search found something below it: plain SQL sets keys that no trigger sees."""
 
-MOST_PRIORITIES = 4
+MOST_PRIORITIES = 16
 """Priorities that have bounds: each one is searched separately, so many would cost more than they save."""
+
+UNUSED_FOR = 60.0  # seconds after which a priority of which nothing is found leaves its place to another one
 
 CLOCK_STEP = 100_000_000  # how far a bound of times stays behind the clock, ns: a corrected clock goes back by less
 
@@ -151,6 +153,7 @@ class GroupBounds:
 
     def __init__(self) -> None:
         self._bounds: dict[tuple[str, int], ProvenBound] = {}
+        self._found_at: dict[int, float] = {}  # when something of a priority was found last, monotonic
 
     def begin(self, me: str) -> GroupSearch:
         """Begin a search of the priorities that are known, before its transaction."""
@@ -175,6 +178,8 @@ class GroupBounds:
                 self._add(who, level)
             for priority, one, first in zip(search.priorities, searches, firsts, strict=True):
                 end = found.now if first is None else first
+                if first is not None:
+                    self._found_at[priority] = moments.monotonic()
                 self._found_nothing((who, priority), one, min(end, found.now - CLOCK_STEP), snapshot)
 
     def of_unassigned(self) -> dict[int, ProvenBound]:
@@ -187,11 +192,18 @@ class GroupBounds:
         self._bounds |= {(UNASSIGNED, priority): bound for priority, bound in bounds.items()}
 
     def _add(self, who: str, priority: int) -> None:
-        owners, priorities = ({one[place] for one in self._bounds} for place in (0, 1))
-        if len(priorities | {priority}) > MOST_PRIORITIES or len(owners | {who}) > MOST_OWNERS:
+        bounds, now = self._bounds, moments.monotonic()
+        owners, priorities = {owner for owner, _ in bounds}, {known for _, known in bounds}
+        if len(owners | {who}) > MOST_OWNERS:
             self._bounds = {}
-        else:
-            self._bounds = {**self._bounds, (who, priority): ProvenBound(MIN_NS)}
+            return
+        if len(priorities | {priority}) > MOST_PRIORITIES:
+            unused = [one for one in priorities if now - self._found_at.get(one, 0.0) > UNUSED_FOR]
+            if not unused:
+                return
+            bounds = {key: bound for key, bound in bounds.items() if key[1] not in unused}
+        self._found_at = {one: at for one, at in self._found_at.items() if one in priorities} | {priority: now}
+        self._bounds = {**bounds, (who, priority): ProvenBound(MIN_NS)}
 
     def _found_nothing(self, key: tuple[str, int], search: BoundedSearch, end: int, snapshot: Snapshot) -> None:
         bound = self._bounds.get(key)
