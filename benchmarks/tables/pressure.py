@@ -190,7 +190,7 @@ def pages_read(database: wc.Database) -> int:
         if database.backend.dialect.name != "postgresql":
             of_server = "SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_read_requests'"
             return int(connection.exec_driver_sql(of_server).one()[1])
-        time.sleep(1)  # sessions report what they read once a second
+        time.sleep(11)  # an idle session reports what it read after ten seconds
         of_database = "SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = current_database()"
         return connection.exec_driver_sql(of_database).scalar_one()
 
