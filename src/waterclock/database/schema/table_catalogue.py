@@ -179,7 +179,7 @@ heartbeats = sa.Table(
 """One row for each process that takes messages from a table: its last heartbeat."""
 
 LOWEST = -(2**63) + 1
-"""A bound below all leased messages. The lowest integer is no literal in SQL."""
+"""A bound below all leased messages. SQL has no literal for the lowest integer."""
 
 message_keys = sa.Table(
     "waterclock_message_keys",
@@ -213,7 +213,9 @@ message_keys = sa.Table(
         str(LOWEST),
         doc="The leases of messages of the key with `routed` = 1 do not end earlier, ns.",
     ),
-    required("leased_seq", BigInt, str(LOWEST), doc="Leased messages of the key with `routed` = 1 have no lower `seq`."),
+    required(
+        "leased_seq", BigInt, str(LOWEST), doc="Leased messages of the key with `routed` = 1 have no lower `seq`."
+    ),
     required(
         "rate_next",
         BigInt,
