@@ -356,7 +356,7 @@ def test_a_checkpoint_without_its_stream_id_is_refused(spark: SparkSession, pipe
 
 @pytest.mark.parametrize("overtaken", [False, True])
 def test_a_run_whose_next_micro_batch_another_run_has_begun_continues_unless_it_is_overtaken(
-    spark: SparkSession, pipeline: Pipeline, tmp_path: Path, overtaken: bool
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overtaken: bool
 ) -> None:
     pipeline = replace(pipeline, trigger="10ms")
     offsets = tmp_path / "checkpoint" / "offsets"
@@ -382,10 +382,15 @@ def test_a_run_whose_next_micro_batch_another_run_has_begun_continues_unless_it_
                 run()
         else:
             assert run() == len([sent(0), sent(1)])
+            origin = topic.storage.origin
             topic.remove()
             database.create_topic("telemetry")
             with pytest.raises(wc.NotFoundError, match="its checkpoint does not belong to this topic 'telemetry'"):
                 replay_pipeline(spark, pipeline, START, START + SECOND)
+            (offsets / ".1.crc").unlink(missing_ok=True)  # of the file that was replaced by a copy
+            with monkeypatch.context() as patched:
+                patched.setattr(fencing, "is_remote", lambda: True)
+                assert fencing.topic_in(spark, pipeline.checkpoint) == origin
     assert collisions
 
 
