@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 import random
 import secrets
 import threading
@@ -116,7 +115,7 @@ class Backend:
         except (exc.ArgumentError, TypeError, ValueError) as error:
             raise self._wrong_url(error) from None
         self._patience = threading.local()
-        self._sessions = (os.getpid(), secrets.randbits(_SESSION_BITS))
+        self.session = secrets.randbits(_SESSION_BITS)
         self._when_closed: set[Callable[[Backend], object]] = set()
         self._turns = self.dialect.turns(self.url)
         self._file = str(file_of(self.url).absolute()) if self.dialect.name == "sqlite" else None
@@ -206,13 +205,6 @@ class Backend:
             ) from error
         except RefusedError as error:
             raise UnavailableError(f"cannot open {self.name}: {error}") from error.__cause__
-
-    @property
-    def session(self) -> int:
-        """Return its unique number; a forked process has another one."""
-        if self._sessions[0] != os.getpid():
-            self._sessions = (os.getpid(), secrets.randbits(_SESSION_BITS))
-        return self._sessions[1]
 
     def said(self, error: BaseException) -> str:
         """Return the driver's text of an error, without the URL's secrets."""
@@ -494,6 +486,7 @@ class Backend:
     def after_fork(self, *, in_child: bool) -> None:
         """Allow a child to open its own connections. Those that another thread returned meanwhile are the parent's."""
         if in_child:
+            self.session = secrets.randbits(_SESSION_BITS)
             self._calls = Calls(self._file)  # the lock of an interrupted call refuses
             _parents.append((self.engine.pool, self._own.pool, self._direct.leave()))
             self.engine.dispose(close=False)

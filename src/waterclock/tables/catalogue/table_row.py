@@ -128,15 +128,10 @@ class TableRow:
     """The row of an open table, reloaded once a second. Thread-safe."""
 
     def __init__(self, context: TableContext) -> None:
-        self._context = context
+        self.last_seen = context  # the table as of the last load
         self._looked_at = moments.monotonic()
         self._read_at = -math.inf
         self._lock = threading.Lock()
-
-    @property
-    def last_seen(self) -> TableContext:
-        """Return the table as of the last load."""
-        return self._context
 
     @property
     def fresh_for(self) -> float:
@@ -167,15 +162,15 @@ class TableRow:
         with moments.holding(self._lock):
             if moments.monotonic() >= self._looked_at + LOOK_EVERY:
                 self._look()
-            return self._context
+            return self.last_seen
 
     def read(self) -> TableContext:
         """Load the table as it is now, including its columns."""
         with moments.holding(self._lock):
-            fresh = load(self._context.backend, self._context.name)
-            if not _is_same(self._context, fresh):  # otherwise keep the known context with its cursors
-                self._context = fresh
-            return self._context
+            fresh = load(self.last_seen.backend, self.last_seen.name)
+            if not _is_same(self.last_seen, fresh):  # otherwise keep the known context with its cursors
+                self.last_seen = fresh
+            return self.last_seen
 
     def check(self, error: RefusedError) -> NoReturn:
         """Raise an error about the table if a statement failed because of it; otherwise raise the error."""
@@ -183,7 +178,7 @@ class TableRow:
         raise error
 
     def _look(self) -> None:
-        known = self._context
+        known = self.last_seen
         try:
             seen = _looks.of(known.backend).setdefault(known.name, _SharedRow()).at(known)
         except RefusedError:
@@ -192,7 +187,7 @@ class TableRow:
             self._looked_at = self._read_at = seen.looked_at
         else:
             self._read_at = moments.monotonic()
-            self._context = load(known.backend, known.name)
+            self.last_seen = load(known.backend, known.name)
             self._looked_at = moments.monotonic()
 
 

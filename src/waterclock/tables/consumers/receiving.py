@@ -166,7 +166,8 @@ def _take(
         with numbered(context, of) if context.options.groups == "exclusive" else fresh as unanswered:
             by, began = unanswered.claim_id, moments.monotonic_ns()
             wanted = Wanted(most, of, by, context.lease_length, where, order, request.max_groups, unanswered)
-            heal(context)  # even if there are always messages to claim
+            if context.sql.keeps_ended or moments.monotonic_ns() >= context.sweeps.due_at:
+                heal(context)  # even if there are always messages to claim
             try:
                 claimed = way(context, wanted)
             except (RefusedError, InvalidArgumentError) as error:
@@ -178,7 +179,8 @@ def _take(
             if living:
                 process_heartbeat(context).note_sent(len(living))
             deliveries = hand_over(context, callers, living, Claim(by, of, began))
-            unanswered.note(claimed)
+            if unanswered.since:
+                unanswered.note(claimed)
         if deliveries:
             return deliveries
 

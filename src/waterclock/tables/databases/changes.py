@@ -94,10 +94,7 @@ class Changes(Protocol):
     def wait(self, seconds: float, stop: Stop) -> bool:
         """Return when something may have changed, when ``stop`` is set or nudged, or after ``seconds``.
 
-        Returns
-        -------
-        bool
-            Whether one of the first two is the reason; without notifications, True does not imply a change.
+        Returns whether one of the first two is the reason; without notifications, True does not imply a change.
         """
         ...
 

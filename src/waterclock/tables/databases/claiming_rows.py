@@ -21,8 +21,7 @@ from waterclock.time import MIN_NS
 
 ABOVE_EVERY_PRIORITY = 2**31
 BELOW_EVERY_PRIORITY = -(2**31) - 1
-BEFORE_EVERY_TIME = MIN_NS
-"""The start of a level without a cursor: everything before 1970 is due."""
+BEFORE_EVERY_TIME = MIN_NS  # the start of a level without a cursor: everything before 1970 is due
 
 _Row = sa.Row[*tuple[Any, ...]]
 
@@ -35,24 +34,14 @@ def columns_read(rows: sa.Table) -> tuple[sa.Column[Any], ...]:
     return tuple(column for column in rows.columns if column.name not in _UNREAD)
 
 
-_HOPS = 2
-"""Levels that a claim reads one by one before it reads several at once: most tables have no more."""
-
-_FIRST_LOOK, _LONG_LOOK = 256, 16_384
-"""How many messages it then reads at once: first, and after a worthwhile read."""
-
-_DEEP = 32
-"""If levels have more messages than this on average, reading them one by one is faster."""
+_HOPS = 2  # levels that a claim reads one by one before it reads several at once: most tables have no more
+_FIRST_LOOK, _LONG_LOOK = 256, 16_384  # how many messages it then reads at once: first, and after a worthwhile read
+_DEEP = 32  # if levels have more messages than this on average, reading them one by one is faster
 
 
-LONGEST_PAUSE = 30.0
-"""Seconds after which the next look back happens, however slow the last one was."""
-
-SLOW_LOOK = 0.005
-"""Duration in seconds from which a look back counts as slow: the next claim then begins at its end."""
-
-MOST_MARKS = 4
-"""Maximum number of priorities with a cursor: each costs a lookup."""
+LONGEST_PAUSE = 30.0  # seconds after which the next look back happens, however slow the last one was
+SLOW_LOOK = 0.005  # duration in seconds from which a look back counts as slow: the next claim then begins at its end
+MOST_MARKS = 4  # maximum number of priorities with a cursor: each costs a lookup
 
 
 LONG_WALK = 0.002
@@ -207,8 +196,7 @@ class ClaimsInSteps(ABC):
     passes an entry in a hundredth of the time.
     """
 
-    taking: Callable[[sa.Table], sa.Update]
-    """Builds the statement of `take`."""
+    taking: Callable[[sa.Table], sa.Update]  # builds the statement of `take`
 
     @abstractmethod
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
@@ -258,12 +246,7 @@ class _Search:
     """
 
     def __init__(
-        self,
-        sql: ClaimsInSteps,
-        connection: SqlConnection,
-        rows: sa.Table,
-        wanted: Wanted,
-        now: sa.ColumnElement[int],
+        self, sql: ClaimsInSteps, connection: SqlConnection, rows: sa.Table, wanted: Wanted, now: sa.ColumnElement[int]
     ) -> None:
         self._sql = sql
         self._connection = connection
@@ -397,9 +380,7 @@ def _due_at_level(
     level = sa.bindparam("of", type_=sa.BigInteger)
     other = rows.alias("other")
     between = sa.exists().where(
-        is_waiting(other),
-        other.c.priority > level,
-        other.c.priority < sa.bindparam("above", type_=sa.BigInteger),
+        is_waiting(other), other.c.priority > level, other.c.priority < sa.bindparam("above", type_=sa.BigInteger)
     )
     return (
         sa.select(*columns_read(rows), now)
@@ -429,9 +410,7 @@ def _due_by_key(
     level, low = sa.bindparam("of", type_=sa.BigInteger), sa.bindparam("low", type_=sa.BigInteger)
     seen, other = rows.alias("seen"), rows.alias("other")
     between = sa.exists().where(
-        is_waiting(other),
-        other.c.priority > level,
-        other.c.priority < sa.bindparam("above", type_=sa.BigInteger),
+        is_waiting(other), other.c.priority > level, other.c.priority < sa.bindparam("above", type_=sa.BigInteger)
     )
     chosen = sa.true() if where is None else where
     due = (

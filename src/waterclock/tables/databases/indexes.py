@@ -32,16 +32,9 @@ def index_unacked(
 ) -> None:
     """Create the indexes for claims.
 
-    Parameters
-    ----------
-    due
-        The columns of their order.
-    which
-        The condition of unacked messages; None if the others are stored elsewhere.
-    grouped, free
-        As in `TableDialect.create`.
-    new
-        The order of the messages that must be routed; None: by seq.
+    ``due`` are the columns of their order. ``which`` is the condition of unacked messages; None if the others are
+    stored elsewhere. ``grouped`` and ``free`` are as in `TableDialect.create`. ``new`` is the order of the messages
+    that must be routed; None: by seq.
     """
     # Always a partial index: a planner that believes the table empty, as it was when analyzed, thinks any index with
     # seq as good as the key, and would scan it to find a message by its seq.

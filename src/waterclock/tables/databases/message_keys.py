@@ -38,12 +38,7 @@ def index_of_unrouted(first: str = "", unacked: str = "time_acked IS NULL") -> s
 def column_of(key: str, column_type: str) -> str:
     """Return the definition of the generated column.
 
-    Parameters
-    ----------
-    key
-        The key as an SQL expression; NULL if a message has none.
-    column_type
-        The type of the column.
+    ``key`` is the key as an SQL expression; NULL if a message has none.
     """
     return f"{MESSAGE_KEY} {column_type} GENERATED ALWAYS AS (COALESCE(substr({key}, 1, {LONGEST_KEY}), ''))"
 
@@ -59,12 +54,8 @@ def add_keys(
 ) -> None:
     """Run statements that add the column, its indexes and its trigger.
 
-    Parameters
-    ----------
-    differs
-        The condition that a changed message has another ``source``, by bytes, whatever the collation of that column.
-    unacked
-        The condition of unacked messages in the index of leased ones.
+    ``differs`` is the condition that a changed message has another ``source``, by bytes, whatever the collation of that
+    column. ``unacked`` is the condition of unacked messages in the index of leased ones.
     """
     quote = connection.dialect.identifier_preparer.quote
     names = ("next", "key", "leased", "unrouted")

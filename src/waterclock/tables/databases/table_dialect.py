@@ -6,7 +6,7 @@ The methods contain standard SQL. A database overrides a method if it does not s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -25,8 +25,7 @@ from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import MESSAGE_KEY, IdItem
 from waterclock.tables.model.values.key_names import KeySource
 
-KEPT = "kept"
-"""Parameter name for the names that the transaction keeps."""
+KEPT = "kept"  # parameter name for the names that the transaction keeps
 
 NAMED_AT_ONCE = 5000
 """Rows that one statement names: servers limit the length of a statement, and planners have limits, too."""
@@ -44,26 +43,22 @@ def adapted(source: sa.FromClause, rows: sa.Table) -> Callable[[Any], Any]:
     return ClauseAdapter(source).traverse if source is not rows else lambda expression: expression
 
 
-def pieces(items: Sequence[_T], size: int | None = None) -> Iterator[Sequence[_T]]:
+def pieces(items: Sequence[_T], size: int | None = None) -> list[Sequence[_T]]:
     """Split a list into chunks for one statement each: of ``size``, or `NAMED_AT_ONCE`."""
     size = size or NAMED_AT_ONCE
-    for start in range(0, len(items), size):
-        yield items[start : start + size]
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-CHANGED_PLACES = 2**62
-"""The first place of messages that plain SQL changed after they were routed, behind every bound."""
+CHANGED_PLACES = 2**62  # the first place of messages that plain SQL changed after they were routed, behind every bound
 
 
 class TableDialect(ABC):
-    one_writer: bool
-    """Whether a writing transaction excludes all others."""
+    one_writer: bool  # whether a writing transaction excludes all others
 
     locks_in_parts: bool
     """Whether a part of a statement may lock exactly the rows that it returns, which saves a round trip."""
 
-    deletes_wait: bool
-    """Whether a DELETE waits for rows that it only reads, such as a message that a caller is putting."""
+    deletes_wait: bool  # whether a DELETE waits for rows that it only reads, such as a message that a caller is putting
 
     keeps_ended: bool
     """Whether the row of a group stays for a while after its last message, because a search for a missing row would
@@ -76,17 +71,14 @@ class TableDialect(ABC):
     key_statements: Sequence[Sequence[str]]
     """The statements of `equip_keys`: for keys in a column, and for keys in a header."""
 
-    source_differs: str
-    """The condition that a changed message has another source of its key, as of `add_keys`."""
+    source_differs: str  # the condition that a changed message has another source of its key, as of `add_keys`
 
     orders_groups_by_priority = False
     """Whether a table with groups has an index of unacked messages that begins with their priority."""
 
-    at_once = False
-    """Whether statements of a transaction can be sent at once, and pass names to later ones: `keep`."""
+    at_once = False  # whether statements of a transaction can be sent at once, and pass names to later ones: `keep`
 
-    clock: str
-    """The current time of a statement in SQL, ns, for columns that plain SQL omits."""
+    clock: str  # the current time of a statement in SQL, ns, for columns that plain SQL omits
 
     @property
     def days(self) -> Days | None:
@@ -100,12 +92,7 @@ class TableDialect(ABC):
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Create the SQL table with its defaults and indexes, so that plain SQL works without Waterclock.
 
-        Parameters
-        ----------
-        grouped
-            Whether its messages are in groups.
-        free
-            Whether some of them may still be ungrouped.
+        ``grouped`` says whether its messages are in groups. ``free`` says whether some of them may still be ungrouped.
         """
         self.create_bare(connection, rows)
         self.equip(connection, rows, id_type, grouped=grouped, free=free)
@@ -165,8 +152,7 @@ class TableDialect(ABC):
     def insert_missing(self, connection: SqlConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert rows of the catalogue whose keys are missing."""
 
-    changed = 0
-    """The value of ``routed`` of a message that was routed, and that plain SQL changed since."""
+    changed = 0  # the value of ``routed`` of a message that was routed, and that plain SQL changed since
 
     def is_unrouted(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
         """Return the condition that a message has no position yet, or that plain SQL changed it."""
@@ -183,8 +169,7 @@ class TableDialect(ABC):
         """Return the order of the index of messages that must be routed: by seq."""
         return rows.c.seq
 
-    is_bounded = False
-    """Whether searches for new messages begin at a bound; otherwise at the first one."""
+    is_bounded = False  # whether searches for new messages begin at a bound; otherwise at the first one
 
     def is_late(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
         """Return the condition that a message was due in the past when it was put or changed."""
@@ -233,10 +218,7 @@ class TableDialect(ABC):
 
         They are locked one after another, in the same order in all transactions if the list is sorted.
 
-        Parameters
-        ----------
-        skip_locked
-            Whether to skip rows that another transaction has locked, instead of waiting for them.
+        ``skip_locked`` says whether to skip rows that another transaction has locked, instead of waiting for them.
         """
         chosen = sa.select(table).where(columns[0] == value, self.any_of(columns[1], name))
         return chosen.order_by(columns[1]).with_for_update(skip_locked=skip_locked)
@@ -248,10 +230,7 @@ class TableDialect(ABC):
 
         They are looked up even if the database believes that few rows have ``value``.
 
-        Parameters
-        ----------
-        skip_locked
-            Whether to lock them, and skip those that another transaction has locked.
+        ``skip_locked`` says whether to lock them, and skip those that another transaction has locked.
         """
         chosen = sa.select(table).where(columns[0] == value, self.any_of(columns[1], name))
         return chosen.with_for_update(skip_locked=True) if skip_locked else chosen
@@ -316,11 +295,8 @@ class TableDialect(ABC):
         They are looked up parent by parent, by an index in this order, even if the database believes that there are
         hardly any.
 
-        Parameters
-        ----------
-        skip_locked
-            Whether to lock them, and skip those that another transaction has locked. The transaction has locked their
-            parents.
+        ``skip_locked`` says whether to lock them, and skip those that another transaction has locked. The transaction
+        has locked their parents.
         """
         del order  # part of the index
         found = sa.select(*columns).join_from(parents, columns[0].table, belongs).where(which)
@@ -334,12 +310,8 @@ class TableDialect(ABC):
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select messages, and lock those that no other transaction has locked. Skip rows whose seq is NULL.
 
-        Parameters
-        ----------
-        search
-            Selects the messages from ``rows``, or from an alias of it.
-        still
-            The condition that a message still is one of them, in a form that no index answers.
+        ``search`` selects the messages from ``rows``, or from an alias of it. ``still`` is the condition that a message
+        still is one of them, in a form that no index answers.
         """
         del still  # the conditions of a locking search are checked again for a row that changes meanwhile
         return search(rows).with_for_update(skip_locked=True)

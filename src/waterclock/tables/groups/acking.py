@@ -82,10 +82,7 @@ def ack_rows(
 ) -> int:
     """Ack messages whose groups and rows are locked; return how many. Consumers that have one lose the lease.
 
-    Raises
-    ------
-    OrderError
-        As in `ack_leased`.
+    Raises `OrderError` as in `ack_leased`.
     """
     ours = [row for row in found if row.ack_held_at is None]
     new = [row for row in ours if row.position is None and row.routed != 1]
@@ -213,10 +210,7 @@ def _passing(
 ) -> dict[str, tuple[int, Any]]:
     """Return the groups in which messages without a place overtake others that have one or were put earlier.
 
-    Returns
-    -------
-    dict
-        By group, the seq of the last such message, and the id of one before it that is not among ``seqs``.
+    Returns, by group, the seq of the last such message, and the id of one before it that is not among ``seqs``.
     """
     last: dict[str, int] = {}
     for row in new:

@@ -14,8 +14,7 @@ from waterclock.tables.groups.group_state import UNGROUPED
 from waterclock.tables.groups.routing import group_of
 from waterclock.tables.model.schema import is_expired, is_waiting
 
-GOES_ON, IS_EXHAUSTED, IS_BLOCKED = 0, 1, 2
-"""The result of `standing`."""
+GOES_ON, IS_EXHAUSTED, IS_BLOCKED = 0, 1, 2  # the result of `standing`
 
 
 def exhausted_places(rows: sa.FromClause, most: int, now: Any) -> sa.Select[str, int]:

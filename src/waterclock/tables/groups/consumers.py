@@ -29,16 +29,14 @@ from waterclock.tables.model.claims.bounds import UNASSIGNED
 
 _RELEASED_AT_ONCE = 1000
 
-_COUNTED_AT_MOST = 1000
-"""Maximum number of groups that a claim counts to compute its fair share."""
+_COUNTED_AT_MOST = 1000  # maximum number of groups that a claim counts to compute its fair share
 
 GONE = -1
 """The session of a consumer that left while some of its groups were locked: its row stays, unrenewed, until those are
 released.
 """
 
-_TRY_AGAIN = 200_000_000
-"""After how long such locked groups are released, ns, so that waiting consumers do not spin."""
+_TRY_AGAIN = 200_000_000  # after how long such locked groups are released, ns, so that waiting consumers do not spin
 
 
 class Joined(Enum):
@@ -55,27 +53,27 @@ def join(context: TableContext, connection: SqlConnection, name: str, max_groups
     Leases of the consumer's earlier session are released first. Otherwise its messages and later ones of the same
     groups would be leased at the same time.
     """
-    known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
+    known = connection.execute(_KNOWN, {"table": context.table_id, "who": name}).first()
     session, until = context.backend.session, now + context.options.ack_wait
     values = {"table": context.table_id, "who": name, "process": session, "until": until, "most": max_groups}
     if known is None:
-        connection.execute(_joining(), values)
+        connection.execute(_JOINING, values)
         return Joined.NEW
     if known.session != session:
         if (known.lease_until > now and known.session != GONE) or not _end(context, connection, name, now):
             return Joined.REFUSED
-        connection.execute(_renewing(), values)
+        connection.execute(_RENEWING, values)
         return Joined.NEW
     stale = known.lease_until < until - context.options.ack_wait // 3
     if stale or (known.session, known.max_groups) != (session, max_groups):
-        connection.execute(_renewing(), {**values, "until": max(known.lease_until, until)})
+        connection.execute(_RENEWING, {**values, "until": max(known.lease_until, until)})
     return Joined.KNOWN
 
 
 def renew(context: TableContext, connection: SqlConnection, name: str, until: int) -> None:
     """Extend a consumer's lease to at least this time, ns, unless another process has the name."""
     mine = {"table": context.table_id, "who": name, "process": context.backend.session}
-    execute_later(connection, (_living(), {**mine, "until": until}))
+    execute_later(connection, (_LIVING, {**mine, "until": until}))
 
 
 def renew_all(context: TableContext, connection: sa.Connection, names: Sequence[str]) -> None:
@@ -83,7 +81,7 @@ def renew_all(context: TableContext, connection: sa.Connection, names: Sequence[
     until = context.backend.now(connection) + context.options.ack_wait
     for some in pieces(names):
         mine = {"table": context.table_id, "names": some, "process": context.backend.session}
-        connection.execute(_living_together(), {**mine, "until": until})
+        connection.execute(_LIVING_TOGETHER, {**mine, "until": until})
 
 
 def claim_due(context: TableContext, name: str, session: int | None, lease_until: int | None) -> tuple[int, bool]:
@@ -91,10 +89,7 @@ def claim_due(context: TableContext, name: str, session: int | None, lease_until
 
     Immediately if it has joined and does not have its share of the groups yet.
 
-    Parameters
-    ----------
-    session, lease_until
-        The consumer's row; None if it has none.
+    ``session`` and ``lease_until`` are the consumer's row; None if it has none.
     """
     if lease_until is None or (session == context.backend.session and name in context.unbalanced):
         return 0, False
@@ -105,7 +100,7 @@ def claim_due(context: TableContext, name: str, session: int | None, lease_until
 
 def release_lapsed(context: TableContext, connection: SqlConnection, now: int) -> int:
     """Release groups of consumers whose lease has ended, some thousands each; return the number of consumers."""
-    lapsed = list(connection.scalars(_lapsed(), {"table": context.table_id, "now": now}))
+    lapsed = list(connection.scalars(_LAPSED, {"table": context.table_id, "now": now}))
     for name in lapsed:
         if _end(context, connection, name, now):
             connection.execute(sa.delete(consumers).where(*_one(context, name)))
@@ -115,7 +110,7 @@ def release_lapsed(context: TableContext, connection: SqlConnection, now: int) -
 def release_idle(context: TableContext, connection: SqlConnection, now: int) -> None:
     """Release groups that have had no messages for ``group_idle``."""
     before = now - (context.options.group_idle or 0)
-    found = list(connection.scalars(_idle(), {"table": context.table_id, "before": before}))
+    found = list(connection.scalars(_IDLE, {"table": context.table_id, "before": before}))
     _release(context, connection, found)
 
 
@@ -125,7 +120,7 @@ def leave(context: TableContext, connection: SqlConnection, name: str) -> bool:
     Does nothing if another process has the name. Locked groups are left to later claims.
     """
     context.unbalanced.discard(name)
-    known = connection.execute(_known(), {"table": context.table_id, "who": name}).first()
+    known = connection.execute(_KNOWN, {"table": context.table_id, "who": name}).first()
     if known is None or known.session != context.backend.session:
         return True
     now = context.backend.now(connection)
@@ -187,10 +182,7 @@ def share_sql(
 ) -> sa.Select[Any]:
     """Return SQL for how many unassigned groups a consumer may take, as `fair_share` and `room_of`.
 
-    Parameters
-    ----------
-    taken
-        How many of ``most`` it took in earlier transactions of the same claim.
+    ``taken`` is how many of ``most`` it took in earlier transactions of the same claim.
     """
     now = context.backend.now_sql()
     its = groups.c.table_id == context.table_id
@@ -288,7 +280,7 @@ def _end(context: TableContext, connection: SqlConnection, name: str, now: int) 
     its = {"table": context.table_id, "who": name}
     if connection.execute(_any_assigned(context), its).first() is None:
         return True
-    connection.execute(_leaving_later(), {**its, "process": GONE, "until": now if more else now + _TRY_AGAIN})
+    connection.execute(_LEAVING_LATER, {**its, "process": GONE, "until": now if more else now + _TRY_AGAIN})
     return False
 
 
@@ -394,48 +386,21 @@ def _one(context: TableContext, name: str) -> tuple[sa.ColumnElement[bool], ...]
     return consumers.c.table_id == context.table_id, consumers.c.name == name
 
 
-@built_once(maxsize=1)
-def _lease() -> sa.Select[Any, Any, Any]:
-    return sa.select(consumers.c.session, consumers.c.lease_until, consumers.c.max_groups).where(*_named())
-
-
 def locking(context: TableContext, name: str) -> Asked:
     """Return the statement that locks a consumer's row."""
-    return _known(), {"table": context.table_id, "who": name}
+    return _KNOWN, {"table": context.table_id, "who": name}
 
 
-@built_once(maxsize=1)
-def _known() -> sa.Select[Any, Any, Any]:
-    return _lease().with_for_update()
-
-
-def _named() -> tuple[sa.ColumnElement[bool], ...]:
-    return consumers.c.table_id == sa.bindparam("table"), consumers.c.name == sa.bindparam("who")
-
-
-def _values() -> dict[str, Any]:
-    names = {"session": "process", "lease_until": "until", "max_groups": "most"}
-    return {column: sa.bindparam(name) for column, name in names.items()}
-
-
-@built_once(maxsize=1)
-def _joining() -> sa.Insert:
-    return sa.insert(consumers).values(table_id=sa.bindparam("table"), name=sa.bindparam("who"), **_values())
-
-
-@built_once(maxsize=1)
-def _renewing() -> sa.Update:
-    return sa.update(consumers).where(*_named()).values(_values())
-
-
-@built_once(maxsize=1)
-def _living() -> sa.Update:
-    return _lasting(consumers.c.name == sa.bindparam("who"))
-
-
-@built_once(maxsize=1)
-def _living_together() -> sa.Update:
-    return _lasting(consumers.c.name.in_(sa.bindparam("names", expanding=True)))
+_NAMED = consumers.c.table_id == sa.bindparam("table"), consumers.c.name == sa.bindparam("who")
+_VALUES = {"session": sa.bindparam("process"), "lease_until": sa.bindparam("until"), "max_groups": sa.bindparam("most")}
+_KNOWN = (
+    sa.select(consumers.c.session, consumers.c.lease_until, consumers.c.max_groups).where(*_NAMED).with_for_update()
+)
+_JOINING = sa.insert(consumers).values(table_id=sa.bindparam("table"), name=sa.bindparam("who"), **_VALUES)
+_RENEWING = sa.update(consumers).where(*_NAMED).values(_VALUES)
+_LEAVING_LATER = (
+    sa.update(consumers).where(*_NAMED).values(session=sa.bindparam("process"), lease_until=sa.bindparam("until"))
+)
 
 
 def _lasting(named: sa.ColumnElement[bool]) -> sa.Update:
@@ -445,11 +410,8 @@ def _lasting(named: sa.ColumnElement[bool]) -> sa.Update:
     return sa.update(consumers).where(its, named, mine, consumers.c.lease_until < until).values(lease_until=until)
 
 
-@built_once(maxsize=1)
-def _leaving_later() -> sa.Update:
-    return (
-        sa.update(consumers).where(*_named()).values(session=sa.bindparam("process"), lease_until=sa.bindparam("until"))
-    )
+_LIVING = _lasting(consumers.c.name == sa.bindparam("who"))
+_LIVING_TOGETHER = _lasting(consumers.c.name.in_(sa.bindparam("names", expanding=True)))
 
 
 def _is_over(now: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
@@ -457,15 +419,13 @@ def _is_over(now: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     return (consumers.c.lease_slot <= slot) & (consumers.c.lease_until <= now)
 
 
-@built_once(maxsize=1)
-def _lapsed() -> sa.Select[Any]:
-    return (
-        sa.select(consumers.c.name)
-        .where(consumers.c.table_id == sa.bindparam("table"), _is_over(sa.bindparam("now", type_=sa.BigInteger)))
-        .order_by(consumers.c.lease_slot)
-        .limit(3)
-        .with_for_update(skip_locked=True)
-    )
+_LAPSED = (
+    sa.select(consumers.c.name)
+    .where(consumers.c.table_id == sa.bindparam("table"), _is_over(sa.bindparam("now", type_=sa.BigInteger)))
+    .order_by(consumers.c.lease_slot)
+    .limit(3)
+    .with_for_update(skip_locked=True)
+)
 
 
 def _has_to_go(context: TableContext) -> tuple[sa.ColumnElement[bool], ...]:
@@ -493,19 +453,17 @@ def _any_assigned(context: TableContext) -> sa.Select[Any]:
     return sa.select(groups.c.group_id).where(*_has_to_go(context)).limit(1)
 
 
-@built_once(maxsize=1)
-def _idle() -> sa.Select[Any]:
-    return (
-        sa.select(groups.c.group_id)
-        .where(
-            groups.c.table_id == sa.bindparam("table"),
-            groups.c.idle_since <= sa.bindparam("before", type_=sa.BigInteger),
-            groups.c.pinned == 0,
-        )
-        .order_by(groups.c.idle_since)  # in index order, as above
-        .limit(_RELEASED_AT_ONCE)
-        .with_for_update(skip_locked=True)
+_IDLE = (
+    sa.select(groups.c.group_id)
+    .where(
+        groups.c.table_id == sa.bindparam("table"),
+        groups.c.idle_since <= sa.bindparam("before", type_=sa.BigInteger),
+        groups.c.pinned == 0,
     )
+    .order_by(groups.c.idle_since)  # in index order, as above
+    .limit(_RELEASED_AT_ONCE)
+    .with_for_update(skip_locked=True)
+)
 
 
 @built_once(maxsize=256)

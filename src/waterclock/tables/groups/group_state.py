@@ -19,8 +19,7 @@ from waterclock.tables.model.claims.epochs import uncounted_sql
 from waterclock.tables.model.schema import FURTHEST, not_acked
 from waterclock.time import MAX_NS
 
-UNGROUPED = ""
-"""The group of messages without one."""
+UNGROUPED = ""  # the group of messages without one
 
 
 def these_groups(context: TableContext, name: str = "groups") -> sa.ColumnElement[bool]:
@@ -94,8 +93,7 @@ def lock_out(context: TableContext, connection: SqlConnection, group_ids: Iterab
     ours = {row.seq for row in found if row.ours}
     locked = {row.group_id for row in found if row.seq not in ours}
     return Out(
-        [name for name in names if name not in locked],
-        sorted({row.seq for row in found if row.group_id not in locked}),
+        [name for name in names if name not in locked], sorted({row.seq for row in found if row.group_id not in locked})
     )
 
 
@@ -118,9 +116,7 @@ def _known_ones(found: Sequence[sa.Row[Any]]) -> list[sa.Row[Any]]:
 
 
 def _seen_and_locked(
-    context: TableContext,
-    choose: Callable[[sa.FromClause], sa.Select[*tuple[Any, ...]]],
-    still: sa.ColumnElement[bool],
+    context: TableContext, choose: Callable[[sa.FromClause], sa.Select[*tuple[Any, ...]]], still: sa.ColumnElement[bool]
 ) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
     """Select messages, and lock those that no other transaction has locked; ``still`` as in `lock_free`."""
     yes = sa.literal_column("1").label("ours")
@@ -154,12 +150,15 @@ def settle(
         chosen = {"groups": list(some)}
         if context.options.ack_order == "hold":
             _ack_held_back(context, connection, chosen["groups"])
-        drained = [_drained(context)] if context.options.groups == "exclusive" else []
-        ended = [_ended(context)] if may_end else []
-        execute_later(
-            connection,
-            *[(statement, chosen) for statement in (_note(context, from_first=from_first), *drained, *ended)],
-        )
+        statements = _settling(context, may_end=may_end, from_first=from_first)
+        execute_later(connection, *[(statement, chosen) for statement in statements])
+
+
+@built_once(maxsize=256)
+def _settling(context: TableContext, *, may_end: bool, from_first: bool) -> Sequence[sa.Executable]:
+    drained = [_drained(context)] if context.options.groups == "exclusive" else []
+    ended = [_ended(context)] if may_end else []
+    return [_note(context, from_first=from_first), *drained, *ended]
 
 
 def settling_kept(context: TableContext, *, may_end: bool) -> Sequence[sa.Executable]:
@@ -173,12 +172,8 @@ def settle_starts(
 ) -> None:
     """Settle groups of which only the first messages were acked, with fewer statements than `settle`.
 
-    Parameters
-    ----------
-    going_on
-        Groups that have messages left, or whose row must stay.
-    ending
-        Groups without messages, unless one came meanwhile; they end.
+    ``going_on`` are groups that have messages left, or whose row must stay. ``ending`` are groups without messages,
+    unless one came meanwhile; they end.
     """
     values = {"groups": sorted(going_on), "ending": sorted(ending)}
     if context.sql.deletes_wait and values["ending"]:
@@ -220,17 +215,9 @@ def _empty(context: TableContext) -> sa.Update | sa.Delete:
 def settle_exhausted(context: TableContext, connection: SqlConnection, after: str | None = None) -> str | None:
     """Settle groups that are never due by themselves, because changed options may unblock them.
 
-    Groups locked elsewhere are left to a later check.
+    Groups locked elsewhere are left to a later check. Returns the last group that was checked; None after the last one.
 
-    Parameters
-    ----------
-    after
-        Check groups after this one, in the database's order; None: all of them.
-
-    Returns
-    -------
-    str | None
-        The last group that was checked; None after the last one.
+    It begins behind the group ``after`` in the database's order, or with the first if that is None.
     """
     its = context.sql.of_table(groups.c.table_id, context.table_id)
     never_due = its & groups.c.ready_at.is_(None) & groups.c.head.is_not(None)
@@ -249,10 +236,7 @@ def first_of(
 ) -> sa.ScalarSelect[Any]:
     """Return the first unacked message of a group that has a position, in a statement about `groups`.
 
-    Parameters
-    ----------
-    from_first
-        Whether to search from the very first position instead of from the group's head.
+    ``from_first`` says whether to search from the very first position instead of from the group's head.
     """
     rows = context.rows
     begins = rows.c.position.is_not(None) if from_first else _not_passed(rows)

@@ -14,16 +14,9 @@ from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.consumers import GONE
-from waterclock.tables.groups.group_state import (
-    has_something_out,
-    is_assigned,
-    lock_free_groups,
-    settle,
-    these_groups,
-)
+from waterclock.tables.groups.group_state import has_something_out, is_assigned, lock_free_groups, settle, these_groups
 
-_ROUNDS = 3
-"""How often moves are planned, each time without the groups that others had locked."""
+_ROUNDS = 3  # how often moves are planned, each time without the groups that others had locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +36,7 @@ def rebalance(
     It locks the consumers: otherwise one could take a group in the meantime, and get more than its ``max_groups``, or
     leave.
 
-    Parameters
-    ----------
-    waits
-        Whether to wait for consumers that are claiming. Otherwise they keep their groups and get none.
+    ``waits`` says whether to wait for consumers that are claiming. Otherwise they keep their groups and get none.
     """
     its = {"table": context.table_id, "now": now}
     everyone = _limits(connection.execute(_living(), its))
@@ -97,14 +87,8 @@ def _move(
 def plan_moves(owners: Mapping[str, str], limits: dict[str, int | None], stay: Collection[str] = ()) -> dict[str, str]:
     """Choose which groups to move to which consumers, so that their numbers of groups differ by at most one.
 
-    Parameters
-    ----------
-    owners
-        The owner of every group.
-    limits
-        The maximum number of groups of every consumer.
-    stay
-        Groups that must not move.
+    ``owners`` is the owner of every group. ``limits`` is the maximum number of groups of every consumer. ``stay`` are
+    groups that must not move.
     """
     having: dict[str, list[str]] = {name: [] for name in limits}
     counts = dict.fromkeys(limits, 0)

@@ -42,6 +42,12 @@ _LAST_START = 2**60
 
 _YES = sa.literal_column("1")
 
+_TURN = (
+    sa.select(message_tables.c.table_id)
+    .where(message_tables.c.table_id == sa.bindparam("table"))
+    .with_for_update(skip_locked=True)
+)
+
 _Row = sa.Row[*tuple[Any, ...]]
 _Pair = tuple[int, int]
 
@@ -57,17 +63,15 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
 
     Returns whether there are more new messages than one transaction should route.
 
-    Parameters
-    ----------
-    passed
-        Groups to skip; None: those with a message that the database refused.
+    ``passed`` are the groups to skip; None: those with a message that the database refused.
     """
-    if not try_turn(context, connection):
+    if not (context.sql.one_writer or try_turn(context, connection)):
         return False
     start = context.reached.routed.value
     passed = set(context.refused_groups.now()) if passed is None and context.refused_groups.some else set(passed or ())
     while True:
-        window = _look(context, connection, start)
+        found = connection.execute(_window(context), {"start": start}).all()
+        window = sorted(found if context.sql.one_writer else _seen_or_locked(found), key=attrgetter("seq"))
         routed = _route_window(context, connection, window, passed)
         if len(window) < _ROUTED_AT_ONCE or routed:
             return len(window) == _ROUTED_AT_ONCE
@@ -75,8 +79,11 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
 
 
 def try_turn(context: TableContext, connection: SqlConnection) -> bool:
-    """Take the turn to route until the transaction ends; return False if another transaction has it."""
-    return bool(list(connection.execute(_turn(), {"table": context.table_id})))
+    """Take the turn to route until the transaction ends; return False if another transaction has it.
+
+    On a database with one writer, each transaction has it.
+    """
+    return bool(list(connection.execute(_TURN, {"table": context.table_id})))
 
 
 def route_these(context: TableContext, connection: SqlConnection, names: Collection[str]) -> None:
@@ -125,7 +132,8 @@ def _route_window(context: TableContext, connection: SqlConnection, window: Sequ
         note_closing(context, connection, closing)
     if marked:
         connection.execute(_mark(context), {"pairs": marked})
-    settle(context, connection, tails)
+    # A group in which messages were placed goes on.
+    settle(context, connection, tails, may_end=bool(marked))
     return bool(tails or freed or marked)
 
 
@@ -149,11 +157,8 @@ def routing_at_once(context: TableContext, first: int) -> list[Asked]:
 
     They do nothing if another transaction has the turn to route. They are valid only if no acks are held back.
 
-    Parameters
-    ----------
-    first
-        The seq of a new message: new messages up to the next `_AT_ONCE` numbers are routed, from the bound on, because
-        a smaller number may be committed later, and is then routed first.
+    ``first`` is the seq of a new message: new messages up to the next `_AT_ONCE` numbers are routed, from the bound on,
+    because a smaller number may be committed later, and is then routed first.
     """
     window = {"start": context.reached.routed.value, "upto": min(first - 1 + _AT_ONCE, LAST_SEQ)}
     table = {"table": context.table_id}
@@ -178,7 +183,7 @@ def is_much_new(context: TableContext, first: sa.ColumnElement[int]) -> sa.Colum
 
 @built_once(maxsize=256)
 def _keeping_turn(context: TableContext) -> sa.Select[Any]:
-    turn = _turn().add_columns(sa.literal_column("''").label("name"), sa.literal_column("1").label("nth")).cte("turn")
+    turn = _TURN.add_columns(sa.literal_column("''").label("name"), sa.literal_column("1").label("nth")).cte("turn")
     return context.sql.keep(turn, sa.true())
 
 
@@ -238,12 +243,6 @@ def _any_unrouted(context: TableContext) -> sa.Select[Any]:
     return sa.select(rows.c.seq).where(context.sql.is_unrouted(rows)).order_by(context.sql.routing_place(rows)).limit(1)
 
 
-@built_once(maxsize=1)
-def _turn() -> sa.Select[Any]:
-    table = message_tables.c.table_id
-    return sa.select(table).where(table == sa.bindparam("table")).with_for_update(skip_locked=True)
-
-
 @built_once(maxsize=256)
 def _window(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
     """Select the next new messages, and lock those that no other transaction has locked."""
@@ -256,16 +255,12 @@ def _window(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundS
     return sa.union_all(sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, _YES.label("ours")))
 
 
-def _look(context: TableContext, connection: SqlConnection, start: int) -> list[_Row]:
-    """Return the next new messages in order; lock those that no other transaction has."""
-    found = connection.execute(_window(context), {"start": start}).all()
+def _seen_or_locked(found: Sequence[_Row]) -> list[_Row]:
+    """Return the messages of `_window`, each as it was locked, or as it was seen if another transaction has it."""
     ours = {row.seq: row for row in found if row.ours and row.seq is not None}
-    if not context.sql.one_writer:
-        # Messages that plain SQL moves to another group now are left to the next routing.
-        seen = [row for row in found if not row.ours]
-        both = [(row, ours.get(row.seq, row)) for row in seen]
-        found = [mine if mine.group == row.group else row for row, mine in both]
-    return sorted(found, key=attrgetter("seq"))
+    # Messages that plain SQL moves to another group now are left to the next routing.
+    both = [(row, ours.get(row.seq, row)) for row in found if not row.ours]
+    return [mine if mine.group == row.group else row for row, mine in both]
 
 
 def _next_new(context: TableContext, rows: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
@@ -275,8 +270,9 @@ def _next_new(context: TableContext, rows: sa.FromClause) -> sa.Select[*tuple[An
     found = sa.select(
         rows.c.seq,
         group_of(rows).label("group"),
-        is_new.label("is_new"),
-        is_acked.label("is_acked"),
+        # As numbers: converting them to bool for each row would take longer than reading them.
+        sa.type_coerce(is_new, sa.Integer).label("is_new"),
+        sa.type_coerce(is_acked, sa.Integer).label("is_acked"),
         place.label("place"),
         rows.c.closes_group.label("closes"),
     )
@@ -290,7 +286,7 @@ def _add_groups(
     """Add the missing groups of ``firsts``; return those of ``names`` that exist."""
     # Only missing ones, because inserting a locked one would wait. They go below all others, because otherwise the
     # index's dead entries would lie, until a vacuum, where every claim begins.
-    known = set(connection.scalars(_known(context), {"groups": names}))
+    known = {row.group_id for row in connection.execute(_known(context), {"groups": names})}
     missing = sorted(firsts.keys() - known, key=firsts.__getitem__)
     if missing:
         # Positions begin at the first seq: behind all index entries of an earlier group of that name.

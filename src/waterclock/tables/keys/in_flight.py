@@ -24,8 +24,7 @@ from waterclock.tables.groups.group_state import is_out
 from waterclock.tables.model.schema import not_acked
 from waterclock.time import MAX_NS
 
-NO_KEY = ""
-"""The key of messages without one, which are not limited."""
+NO_KEY = ""  # the key of messages without one, which are not limited
 
 
 @dataclass(frozen=True, slots=True)

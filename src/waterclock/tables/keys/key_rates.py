@@ -24,14 +24,7 @@ from waterclock.tables.model.timing.rate import Rate
 class KeyRates:
     """What the rate limit lets go at one moment, of the keys that a transaction owns.
 
-    Parameters
-    ----------
-    rate
-        The limit; None: no limit.
-    owned
-        The rows of each key.
-    now
-        The time, ns.
+    ``rate`` is None without a limit. ``owned`` are the rows of each key.
     """
 
     def __init__(self, rate: Rate | None, owned: Mapping[str, Sequence[Any]], now: int) -> None:

@@ -37,17 +37,13 @@ from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 
 _ROUTED_AT_ONCE = 100
 _SKIPPED_AT_ONCE = 300
-_WINDOWS = 3
-"""Windows that one claim reads, so that the first ones may be full of few keys."""
+_WINDOWS = 3  # windows that one claim reads, so that the first ones may be full of few keys
 
 
 def route_keys(context: TableContext, connection: SqlConnection, now: int, wanted: int) -> None:
     """Add or advance the rows of the keys of some new messages. Waits for no lock.
 
-    Parameters
-    ----------
-    wanted
-        The number of messages that the claim wants: if possible, each is of another key.
+    The claim wants ``wanted`` messages: if possible, each is of another key.
     """
     if not try_turn(context, connection):
         return

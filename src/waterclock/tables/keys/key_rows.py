@@ -42,8 +42,7 @@ from waterclock.tables.keys.turn_levels import (
 from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 from waterclock.time import MAX_NS, MIN_NS
 
-Place = tuple[str, int]
-"""A key and a level."""
+Place = tuple[str, int]  # a key and a level
 
 
 class KeyState(NamedTuple):
@@ -98,12 +97,8 @@ def next_turns(
 
     Return their rows in the order of their turns, with ``had``, and those of `state_of`.
 
-    Parameters
-    ----------
-    level
-        Only keys of this level or a higher one, that is, of this priority or a lower one.
-    where
-        Only keys with a due message that meets this condition.
+    Only keys count of this ``level`` or a higher one, that is, of this priority or a lower one, and with a due message
+    that meets the condition ``where``.
     """
     values = {"count": count, "from": level, **lows_of(context)}
     rows = connection.execute(_next_turns(context, where), values)
@@ -293,12 +288,7 @@ def give_turns(
 ) -> None:
     """Assign turns to rows, after all others, in this order.
 
-    Parameters
-    ----------
-    states
-        The rows, each with its new state.
-    last
-        The last turn of their levels, if known.
+    ``states`` are the rows, each with its new state. ``last`` is the last turn of their levels, if it is known.
     """
     if states:
         if last is None:

@@ -24,11 +24,8 @@ from waterclock.tables.databases.postgresql.unrouted_keys import TOGETHER_BITS
 from waterclock.tables.model.claims.bounds import GroupSearch
 from waterclock.time import MIN_NS
 
-ASLEEP, HAS_TURN, PACED = 0, 1, 2
-"""The values of ``is_due``."""
-
-_BEHIND_EVERY_LEVEL = ABOVE_EVERY_PRIORITY + 1
-"""Levels are negated priorities."""
+ASLEEP, HAS_TURN, PACED = 0, 1, 2  # the values of ``is_due``
+_BEHIND_EVERY_LEVEL = ABOVE_EVERY_PRIORITY + 1  # levels are negated priorities
 
 
 def lows_of(context: TableContext) -> dict[str, Any]:

@@ -36,13 +36,7 @@ _STATEMENTS = (
 
 
 class MariadbDays:
-    """Partitions by range.
-
-    Parameters
-    ----------
-    create
-        Creates the table without partitions.
-    """
+    """Partitions by range. ``create`` creates the table without partitions."""
 
     def __init__(self, create: Callable[..., None]) -> None:
         self._create = create

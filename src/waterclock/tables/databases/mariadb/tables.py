@@ -33,8 +33,7 @@ _SO_MANY_ROWS = sa.text(
 _COLUMNS = sa.text(
     "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = :name"
 )
-_TAKEN_AT_ONCE = 250
-"""Messages that one statement claims: the server reads the ends of all leases for each of them."""
+_TAKEN_AT_ONCE = 250  # messages that one statement claims: the server reads the ends of all leases for each of them
 
 _TRIGGERS = (
     """

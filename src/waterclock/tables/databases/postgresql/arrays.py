@@ -10,8 +10,7 @@ from sqlalchemy.types import TypeEngine
 
 from waterclock.tables.databases.table_dialect import KEPT
 
-KEPT_SETTING = "waterclock.kept"
-"""A setting: any role may set one with a prefix, and it ends with the transaction."""
+KEPT_SETTING = "waterclock.kept"  # a setting: any role may set one with a prefix, and it ends with the transaction
 
 
 class Bigints(sa.types.UserDefinedType[Any]):

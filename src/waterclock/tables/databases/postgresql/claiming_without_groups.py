@@ -23,8 +23,7 @@ from waterclock.tables.model.timing.lease_length import LeaseLength
 
 # As text, because PostgreSQL parses the number before its sign, and its absolute value exceeds bigint.
 FROM_THE_FIRST = sa.cast(sa.literal_column(f"'{BEFORE_EVERY_TIME}'"), sa.BigInteger)
-_LOOKED_AT = 128
-"""Messages that a step over many priorities skips: reading them costs as much as one lookup of a level."""
+_LOOKED_AT = 128  # messages that a step over many priorities skips: reading them costs as much as one lookup of a level
 
 _LIMIT = sa.bindparam("most", type_=IntegerInText())
 

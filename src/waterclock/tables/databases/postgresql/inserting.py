@@ -24,12 +24,8 @@ _Text = tuple[str, dict[str, Any], tuple[str, ...] | None]
 def insert_fresh(connection: DirectConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> bool:
     """Insert messages whose ids can exist only if an earlier try succeeded and its answer was lost.
 
-    Without ON CONFLICT, which inserts every index entry twice, first speculatively.
-
-    Returns
-    -------
-    bool
-        False if an id existed: then nothing was inserted.
+    Without ON CONFLICT, which inserts every index entry twice, first speculatively. Returns False if an id existed:
+    then nothing was inserted.
     """
     build = _single if new.count == 1 else _many
     text, parameters, _ = build(rows, tuple(new.columns), now, connection.dialect, look=False)

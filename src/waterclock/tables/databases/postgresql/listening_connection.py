@@ -25,9 +25,7 @@ from waterclock.database.deadlines import at_most, lent, returned
 from waterclock.database.per_database_cache import PerDatabaseCache
 from waterclock.tables.databases.changes import Stop
 
-WAITING, WRITING = 0x57A70001, 0x57A70002
-"""The first halves of the lock keys; the second is a hash of the table's name."""
-
+WAITING, WRITING = 0x57A70001, 0x57A70002  # the first halves of the lock keys; the second is a hash of the table's name
 _PATIENCE = 5.0  # s for an answer that needs no wait
 _ASK_EVERY = 10.0  # s after which a silent server is checked
 

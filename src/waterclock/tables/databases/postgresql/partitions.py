@@ -52,12 +52,8 @@ _MOVE = """
 class PostgresqlDays:
     """Partitions by list and range.
 
-    Parameters
-    ----------
-    now
-        The current time, as a default of columns.
-    index, guard
-        Create the indexes of a table, and its triggers.
+    ``now`` is the current time, as a default of columns. ``index`` and ``guard`` create the indexes of a table, and its
+    triggers.
     """
 
     def __init__(self, now: str, index: Callable[..., None], guard: Callable[..., None]) -> None:

@@ -18,11 +18,8 @@ TOGETHER_BITS = 10
 """So many seqs together (2^10) that a million messages of one key are passed in a thousand steps, and so few that
 stepping over their entries takes less time than a claim's other searches."""
 
-CHANGED = 2
-"""The value of ``routed`` of a message that was routed, and that a statement moved forward since."""
-
-CHANGED_TOGETHER = 1 << 52
-"""The place of all these, behind every seq."""
+CHANGED = 2  # the value of ``routed`` of a message that was routed, and that a statement moved forward since
+CHANGED_TOGETHER = 1 << 52  # the place of all these, behind every seq
 
 SEQS_TOGETHER_SQL = f"CASE WHEN routed = {CHANGED} THEN {CHANGED_TOGETHER} ELSE seq >> {TOGETHER_BITS} END"
 """The first column of the index, for DDL."""

@@ -36,7 +36,7 @@ class _ExclusiveClaim(GroupClaim):
     def take(self) -> None:
         """Claim due messages, unless another live process has the consumer's name."""
         context, connection, most_groups = self._context, self._connection, self._wanted.max_groups
-        top = self.route_new(None)
+        top = self.route_new(locks=False)
         joined = consumers.join(context, connection, self._me, most_groups, self._now)
         if joined is Joined.REFUSED:
             self.more = False

@@ -69,9 +69,11 @@ class GroupClaim(ABC):
     def _take_from(self, free: Iterable[_Row], most: int, who: str) -> None:
         """Claim up to ``most`` messages from the start of groups that the transaction has locked."""
 
-    def route_new(self, count: int | None) -> Look:
-        """Look for messages, and route new ones. See `look` for ``count``."""
+    def route_new(self, *, locks: bool) -> Look:
+        """Look for messages, and route new ones. If ``locks``, lock the first groups at once if nothing is new."""
         context, connection = self._context, self._connection
+        may_lock = locks and self._after is not None and context.sql.locks_in_parts
+        count = count_of(self._wanted.limit, context.reached.per_group) if may_lock else None
         top = look(context, connection, self._me, after=self._after, count=count)
         self._now = top.now
         if top.unrouted:
@@ -102,8 +104,8 @@ class GroupClaim(ABC):
             self._free = (top.of_unassigned, top.free)
         take = self._take_both if self._context.options.ungrouped == "free" else self._take_groups
         for level in levels(self._context, self._connection, self._me, top):
-            take(level, self._left)
-            if not self._left:
+            take(level, self._wanted.limit - len(self.claimed))
+            if len(self.claimed) == self._wanted.limit:
                 break
 
     def _take_both(self, level: Level, most: int) -> None:

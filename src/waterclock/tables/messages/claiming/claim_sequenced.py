@@ -13,7 +13,7 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.group_state import settle, these_groups
-from waterclock.tables.messages.claiming.claim_groups import GroupClaim, count_of, leave_out
+from waterclock.tables.messages.claiming.claim_groups import GroupClaim, leave_out
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 
 
@@ -24,7 +24,7 @@ def claim_sequenced(context: TableContext, connection: SqlConnection, wanted: Wa
     """
     claim = _SequencedClaim(context, connection, wanted)
     # Most claims find the groups that they lock in the first look.
-    top = claim.route_new(count_of(wanted.limit, context.reached.per_group))
+    top = claim.route_new(locks=True)
     claim.take_all(top, is_known=not top.unrouted)
     return claim.claimed, claim.more
 

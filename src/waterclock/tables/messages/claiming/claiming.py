@@ -49,7 +49,7 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     A claim whose answer was lost is harmless: its leases run out.
     """
     if context.options.groups is not None:
-        return _claim_groups(context, wanted)
+        return _claim_groups(context, wanted) if context.sql.at_once else _claim_in_steps(context, wanted, ())
     if context.options.turns_by is not None:
         return _claim_keyed(context, wanted)
     is_bounded = context.sql.is_bounded and has_bounds(context)
@@ -93,9 +93,10 @@ def _look_back(
 
 
 def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
+    """Claim messages of groups in one round trip, and the rest step by step."""
     claimed: list[Claimed] = []
     is_unbalanced = wanted.consumer in context.unbalanced
-    if context.sql.at_once and context.options.ungrouped != "free" and not is_unbalanced:
+    if context.options.ungrouped != "free" and not is_unbalanced:
         claimed, more = claim_at_once(context, wanted)
         if not more or len(claimed) == wanted.limit:
             return claimed

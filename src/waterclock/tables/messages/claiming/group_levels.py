@@ -55,7 +55,7 @@ def look(
     """Look at everything in one round trip.
 
     It looks for new messages from the seq ``after`` on; None: from the first. ``count`` is how many groups to lock, if
-    nothing is unrouted and it saves a round trip; None: none.
+    nothing is unrouted, on a database that `locks_in_parts`; None: none.
     """
     values: dict[str, Any] = {"below": below, "me": me, "unassigned": UNASSIGNED}
     search = context.reached.routed.begin() if after is None and context.sql.is_bounded else None
@@ -63,7 +63,7 @@ def look(
     if search is not None:
         values["marks"] = False  # the transaction may have begun before
     statement = _looking(context, all_rows=after is None)
-    if count is None or after is None or not context.sql.locks_in_parts:
+    if count is None:
         [found] = connection.execute(statement, values)
         if search is not None:
             note_look(context, found, search)
