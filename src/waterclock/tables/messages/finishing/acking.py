@@ -39,8 +39,6 @@ from waterclock.time import MAX_NS
 _T = TypeVar("_T")
 _Row = sa.Row[*tuple[Any, ...]]
 
-Taken = tuple[int, int]  # the row, and the id of the claim that took it
-
 
 FARTHEST = MAX_NS // 2
 """Maximum duration of a lease or delay, ns, a century and a half: its sum with the clock fits a bigint.
@@ -181,12 +179,9 @@ def back_off(
 
     In a group, messages behind it go back at once, without counting an attempt: they must not overtake it.
     """
-    lock_groups_of(context, connection, [leased])
-    changed = _back_off_row(context, connection, (leased.seq, leased.claim_id), delay, failure)
-    if changed and context.options.groups:
-        release_behind(context, connection, [(leased.group_id, leased.position)])
-        settle(context, connection, [leased.group_id or UNGROUPED])
-    return changed
+    reasons = _UNEXPLAINED if failure is None else {"why": failure.error, "tried": failure.attempts}
+    statement = _backing_off(context.rows, context.backend.now_sql())
+    return _return(context, connection, leased, statement, {"delay": min(delay, FARTHEST), **reasons})
 
 
 def put_off(context: TableContext, connection: SqlConnection, leased: Leased, delay: int) -> bool:
@@ -195,9 +190,15 @@ def put_off(context: TableContext, connection: SqlConnection, leased: Leased, de
     It counts as not sent: neither its attempts nor its back-off change. In a group, messages behind it go back as well,
     as in `back_off`.
     """
+    statement = _putting_off(context.rows, context.backend.now_sql())
+    return _return(context, connection, leased, statement, {"delay": min(delay, FARTHEST)})
+
+
+def _return(
+    context: TableContext, connection: SqlConnection, leased: Leased, statement: sa.Update, values: dict[str, Any]
+) -> bool:
     lock_groups_of(context, connection, [leased])
-    parameters = {"of": leased.seq, "by": leased.claim_id, "delay": min(delay, FARTHEST)}
-    changed = connection.execute(_putting_off(context.rows, context.backend.now_sql()), parameters).rowcount == 1
+    changed = connection.execute(statement, {"of": leased.seq, "by": leased.claim_id, **values}).rowcount == 1
     if changed and context.options.groups:
         release_behind(context, connection, [(leased.group_id, leased.position)])
         settle(context, connection, [leased.group_id or UNGROUPED])
@@ -344,16 +345,6 @@ def _claims_acked(context: TableContext, connection: SqlConnection, some: Sequen
 def _backing_off_each(context: TableContext, delays: Sequence[tuple[Leased, int]]) -> Asked:
     each = [{"of": one.seq, "by": one.claim_id, "delay": min(delay, FARTHEST), **_UNEXPLAINED} for one, delay in delays]
     return _backing_off(context.rows, context.backend.now_sql()), each
-
-
-def _back_off_row(
-    context: TableContext, connection: SqlConnection, taken: Taken, delay: int, failure: Failure | None
-) -> bool:
-    """Return a message to the table, to be sent again after ``delay`` ns; return False if the lease was lost."""
-    statement = _backing_off(context.rows, context.backend.now_sql())
-    reasons = _UNEXPLAINED if failure is None else {"why": failure.error, "tried": failure.attempts}
-    parameters = {"of": taken[0], "by": taken[1], "delay": min(delay, FARTHEST), **reasons}
-    return connection.execute(statement, parameters).rowcount == 1
 
 
 @built_once(maxsize=256)

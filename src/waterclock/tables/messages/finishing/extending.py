@@ -50,13 +50,7 @@ def _saving(rows: sa.Table) -> sa.Update:
 def extend_rows(
     context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int
 ) -> dict[tuple[int, int], Held]:
-    """Extend leases of one claim in a table without groups, as `extend`.
-
-    Returns
-    -------
-    dict
-        As in `extend_all`.
-    """
+    """Extend leases of one claim in a table without groups, as `extend`; return them as `extend_all`."""
     of = {"seqs": [one.seq for one in leased], "by": leased[0].claim_id, "duration": min(duration, FARTHEST)}
     if not is_one_update(context, leased):
         execute_later(connection, (_extending(context, one=True), of))
@@ -69,7 +63,7 @@ def extend_rows(
 
 
 def _held_by(found: Iterable[_Row]) -> dict[tuple[int, int], Held]:
-    return {(row.seq, row.claim_id): _held(row) for row in found}
+    return {(row.seq, row.claim_id): Held(row.time_next, row.expires_at == CANCELLED) for row in found}
 
 
 def _asking_ends(context: TableContext, leased: Sequence[Leased]) -> Asked:
@@ -84,10 +78,6 @@ def _extending_rows(context: TableContext) -> ReturningUpdate[Any, Any, Any, Any
 def _of_lease(context: TableContext) -> tuple[sa.Column[Any], sa.Column[Any], sa.Column[Any], sa.Column[Any]]:
     rows = context.rows
     return rows.c.seq, rows.c.claim_id, rows.c.time_next, rows.c.expires_at
-
-
-def _held(row: _Row) -> Held:
-    return Held(row.time_next, row.expires_at == CANCELLED)
 
 
 def _extend_groups(context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int) -> None:
@@ -106,9 +96,8 @@ def _extend_groups(context: TableContext, connection: SqlConnection, leased: Seq
     if not ours:
         return
     until = ours[0].now + duration
-    names = {
-        claims[row.seq, row.claim_id] for row in ours
-    }  # plain SQL may have moved one into a group that is not locked
+    # By the leases: plain SQL may have moved a message into a group that is not locked.
+    names = {claims[row.seq, row.claim_id] for row in ours}
     seqs = {row.seq for row in ours} | {row.seq for found in others for row in found if row.group_id in names}
     if context.options.groups == "exclusive":
         for consumer in sorted({row.consumer or "" for row in ours}):

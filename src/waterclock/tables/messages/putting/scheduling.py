@@ -136,7 +136,7 @@ def set_schedule(context: TableContext, name: str, rule: Mapping[str, Any], mess
             own.execute(
                 _changing(context, name, **values, seen_until=now, next_tick=None if known.paused else following)
             )
-        _tell(context, own)
+        change(context, own)  # all processes that have the table open check its schedules within a second
 
     context.backend.transact(write_schedule)
 
@@ -168,7 +168,7 @@ def _remove(context: TableContext, which: Callable[[str], bool]) -> list[str]:
         for name in removed:
             own.execute(sa.delete(schedules).where(*_this(context, name)))
         if removed:
-            _tell(context, own)
+            change(context, own)
         return removed
 
     return context.backend.transact(delete_schedules)
@@ -184,7 +184,7 @@ def pause_schedule(context: TableContext, name: str, *, paused: bool) -> None:
         now = context.backend.now(own)
         following = None if paused else next_tick(row.cron, row.timezone, now)
         own.execute(_changing(context, name, paused=int(paused), seen_until=now, next_tick=following))
-        _tell(context, own)
+        change(context, own)
 
     context.backend.transact(write_pause)
 
@@ -197,7 +197,7 @@ def reset_schedule(context: TableContext, name: str) -> None:
         now = context.backend.now(own)
         following = None if row.paused else next_tick(row.cron, row.timezone, now)
         own.execute(_changing(context, name, seen_until=now, next_tick=following))
-        _tell(context, own)
+        change(context, own)
 
     context.backend.transact(write_next_run)
 
@@ -445,11 +445,6 @@ def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise InvalidArgumentError(f"{name} must be one of {', '.join(map(repr, choices))}, got {quoted(value)}")
     return str(value)
-
-
-def _tell(context: TableContext, connection: SqlConnection) -> None:
-    """Cause all processes that have the table open to check its schedules within a second."""
-    change(context, connection)
 
 
 def _locked(context: TableContext, connection: SqlConnection, name: str) -> Any:
