@@ -28,19 +28,11 @@ _ITEMS_A_CALL = 500  # items that an iterator fetches from its thread at once: a
 
 
 class Facade(Generic[_Sync]):
-    """An asynchronous object that wraps a synchronous one.
-
-    Attributes
-    ----------
-    sync
-        The synchronous object. Its methods block.
-    threads
-        The threads that call its methods.
-    """
+    """An asynchronous object that wraps a synchronous one."""
 
     def __init__(self, sync: _Sync, threads: CallThreads) -> None:
-        self.sync = sync
-        self.threads = threads
+        self.sync = sync  # its methods block
+        self.threads = threads  # which call its methods
 
     def __repr__(self) -> str:
         return f"<aio {self.sync!r}>"

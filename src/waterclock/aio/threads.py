@@ -28,15 +28,7 @@ _IDLE = 10.0  # seconds without a call after which a thread ends
 
 
 class _Call(Generic[_R]):
-    """One call, begun in a loop and made in a thread. Its state changes under the lock of the threads.
-
-    Attributes
-    ----------
-    is_left
-        Whether its caller was cancelled.
-    is_over
-        Whether it was made.
-    """
+    """One call, begun in a loop and made in a thread. Its state changes under the lock of the threads."""
 
     __slots__ = ("_context", "_error", "_function", "_results", "_undo", "is_left", "is_over", "woken")
 
@@ -52,8 +44,8 @@ class _Call(Generic[_R]):
         self._results: list[_R] = []
         self._error: BaseException | None = None
         self.woken = woken
-        self.is_left = False
-        self.is_over = False
+        self.is_left = False  # whether its caller was cancelled
+        self.is_over = False  # whether it was made
 
     def make(self) -> None:
         try:

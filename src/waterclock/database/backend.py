@@ -60,40 +60,21 @@ _parents: list[object] = []
 class Backend:
     """An open database. Thread-safe.
 
-    Parameters
-    ----------
-    url
-        SQLAlchemy URL; ``sqlite:///file``, ``postgresql://…`` or ``postgres://…``, ``mysql://…`` or ``mariadb://…``.
-    clock
-        Replaces the database's clock, for tests and simulations.
-    create
-        As in `waterclock.connect`.
-    timeout
-        As in `waterclock.connect`, in seconds; None: `TIMEOUT`.
-
-    Attributes
-    ----------
-    url
-        The SQLAlchemy URL, with its driver. Show `name` instead.
-    name
-        The URL without secrets.
-    dialect
-        The database-specific code.
-    engine
-        For callers who run statements of their own; it has its own pool, so that connections they hold never delay our
-        calls.
-    session
-        A number that is unique to this open database, in any process.
+    ``url`` is SQLAlchemy's: ``sqlite:///file``, ``postgresql://…`` or ``postgres://…``, ``mysql://…`` or
+    ``mariadb://…``. ``clock`` replaces the database's clock, for tests and simulations. ``create`` and ``timeout``, in
+    seconds, are as in `waterclock.connect`; no timeout: `TIMEOUT`.
     """
 
     def __init__(
         self, url: str, *, clock: Clock | None = None, create: bool | None = None, timeout: float | None = None
     ) -> None:
-        self.url = parse_url(url)
-        self.name = shown(self.url)
+        self.url = parse_url(url)  # with its driver; show `name` instead
+        self.name = shown(self.url)  # without secrets
         self._timeout = TIMEOUT if timeout is None else timeout
         self.dialect = DIALECTS[self.url.get_backend_name()]()
         try:
+            # For callers who run statements of their own, with a pool of its own: connections that they hold never
+            # delay our calls.
             self.engine = self.dialect.create_engine(self.url)
             self.engine.update_execution_options(compiled_cache=COMPILED)
             wrap_unwritable(self.engine)
@@ -115,7 +96,7 @@ class Backend:
         except (exc.ArgumentError, TypeError, ValueError) as error:
             raise self._wrong_url(error) from None
         self._patience = threading.local()
-        self.session = secrets.randbits(_SESSION_BITS)
+        self.session = secrets.randbits(_SESSION_BITS)  # unique to this open database, in any process
         self._when_closed: set[Callable[[Backend], object]] = set()
         self._turns = self.dialect.turns(self.url)
         self._file = str(file_of(self.url).absolute()) if self.dialect.name == "sqlite" else None

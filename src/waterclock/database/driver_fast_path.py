@@ -66,15 +66,9 @@ def _row_reader(columns: Sequence[sa.ColumnElement[Any]], description: Any, dial
 
 
 class FetchedRows(list[Any]):
-    """All rows of a statement, because an open cursor keeps locks.
+    """All rows of a statement, because an open cursor keeps locks."""
 
-    Attributes
-    ----------
-    rowcount
-        Number of rows changed.
-    """
-
-    rowcount = -1
+    rowcount = -1  # number of rows changed
 
     all = list[Any].copy
 
@@ -101,20 +95,12 @@ _Sent = tuple[str, Any]  # a text and its values in the driver's form, or a list
 
 
 class DirectConnection:
-    """A driver's connection for SQLAlchemy statements, with the needed part of `sqlalchemy.Connection`.
+    """A driver's connection for SQLAlchemy statements, with the needed part of `sqlalchemy.Connection`."""
 
-    Attributes
-    ----------
-    together
-        Whether several statements may go in one round trip. Turned off to see each separately.
-    has_failed
-        Whether a statement raised an error, even one that its caller handled.
-    """
-
-    together = True
+    together = True  # whether several statements may go in one round trip; turned off to see each separately
 
     def __init__(self, connection: Any, dialect: sa.Dialect) -> None:
-        self.has_failed = False
+        self.has_failed = False  # whether a statement raised an error, even one that its caller handled
         self._connection = connection
         self.dialect = dialect
 
@@ -164,12 +150,7 @@ class DirectConnection:
     def exec_driver_sql(self, text: str, parameters: Any = None) -> Any:
         """Run a raw SQL statement; read its rows to the end.
 
-        Returns the driver's cursor, with ``rowcount`` and tuples.
-
-        Raises
-        ------
-        sqlalchemy.exc.DBAPIError
-            As SQLAlchemy would raise it.
+        Returns the driver's cursor, with ``rowcount`` and tuples. Raises errors as SQLAlchemy would.
         """
         return self._translated(self._connection.execute, text, () if parameters is None else parameters)
 
@@ -383,20 +364,11 @@ class DirectConnectionPool:
         self._idle: deque[Any] = deque()
 
     def lend(self, frame: Frame | None, *, durable: bool = True) -> AbstractContextManager[DirectConnection]:
-        """Check out a connection for the block.
+        """Check out a connection for the block. Raises errors as SQLAlchemy would.
 
-        Parameters
-        ----------
-        frame
-            The frame of a transaction around the block; None: each statement commits.
-        durable
-            Whether a commit must survive a crash of the computer. False is for data that concerns only processes of the
-            same computer, which do not survive either; on a server every commit survives.
-
-        Raises
-        ------
-        sqlalchemy.exc.DBAPIError
-            As SQLAlchemy would raise it.
+        ``frame`` is that of a transaction around the block; None: each statement commits. ``durable`` says whether a
+        commit must survive a crash of the computer. False is for data that concerns only processes of the same
+        computer, which do not survive either; on a server every commit survives.
         """
         return self._lend_alone() if frame is None else self.lend_in(frame, durable=durable)
 

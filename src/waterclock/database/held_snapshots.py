@@ -15,20 +15,10 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class HeldSnapshot:
-    """A transaction that has been open for long.
+    """A transaction that has been open for long."""
 
-    Attributes
-    ----------
-    process
-        Number of the server's process or thread that runs it.
-    seconds
-        For how long it has been open.
-    user, program
-        The session's user and program, as far as the server shows them.
-    """
-
-    process: int
-    seconds: int
+    process: int  # number of the server's process or thread that runs it
+    seconds: int  # for how long it has been open
     user: str | None
     program: str | None
 

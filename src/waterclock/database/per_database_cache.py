@@ -16,15 +16,8 @@ _T = TypeVar("_T")
 class PerDatabaseCache(Generic[_T]):
     """A cache with one object per database. Thread-safe; empty in a forked process.
 
-    Parameters
-    ----------
-    make
-        Creates the object for a database. It must not reference the database.
-
-    Attributes
-    ----------
-    known
-        The current objects by database, for very frequent lookups.
+    ``make`` creates the object for a database. It must not reference the database. ``known`` has the current objects by
+    database, for very frequent lookups.
     """
 
     def __init__(self, make: Callable[[Any], _T]) -> None:

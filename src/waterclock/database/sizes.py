@@ -14,26 +14,14 @@ MOST_TABLES = 50  # maximum tables whose sizes are read: a server opens each of 
 
 @dataclass(frozen=True, slots=True)
 class TableSizes:
-    """The space that a table takes.
-
-    Attributes
-    ----------
-    name
-        Its name.
-    rows, dead_rows
-        Estimated rows, and old versions of rows that are not removed yet; None: the database does not count them.
-    size, index_size
-        Bytes of the rows, and of all indexes.
-    cleaned_at
-        When the server last removed its dead rows, ns; None: never, or not recorded.
-    """
+    """The space that a table takes."""
 
     name: str
-    rows: int
-    dead_rows: int | None
-    size: int
-    index_size: int
-    cleaned_at: int | None
+    rows: int  # estimated
+    dead_rows: int | None  # old versions of rows that are not removed yet; None: the database does not count them
+    size: int  # bytes of the rows
+    index_size: int  # bytes of all indexes
+    cleaned_at: int | None  # when the server last removed its dead rows, ns; None: never, or not recorded
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,15 +38,7 @@ CLAIM_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5
 
 
 class WorkerMetrics(Collector):
-    """Measures a worker, message by message. Thread-safe.
-
-    Parameters
-    ----------
-    counts, facts, unfinished
-        As of `Worker`.
-    limit
-        How many tables and kinds have a label of their own.
-    """
+    """Measures a worker, message by message. Thread-safe. ``limit`` tables and kinds have labels of their own."""
 
     def __init__(
         self,

@@ -99,13 +99,7 @@ class Task:
 
 
 class Upkeep:
-    """Runs the upkeep of a database. Safe to run concurrently in several processes.
-
-    Parameters
-    ----------
-    database
-        The database.
-    """
+    """Runs the upkeep of a database. Safe to run concurrently in several processes."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -299,17 +299,9 @@ def pause(
 ) -> tuple[int, bool]:
     """Wait until something changes or is due, or a poll interval is over, at most ``longest`` seconds.
 
-    Parameters
-    ----------
-    in_vain
-        How many claims in a row, before the last, found nothing although something was due.
-
-    Returns
-    -------
-    int
-        The same count including the last claim.
-    bool
-        Whether a claim may find something; False if the time is over and nothing changed.
+    ``in_vain`` is how many claims in a row, before the last, found nothing although something was due. Returns the same
+    count including the last claim, and whether a claim may find something: False if the time is over and nothing
+    changed.
     """
     context = row.last_seen
     try:

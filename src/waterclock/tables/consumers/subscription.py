@@ -507,12 +507,8 @@ class TableSubscription(Closing):
     def _wait_after(self, error: UnavailableError | RefusedError | InvalidArgumentError) -> None:
         """Wait before the next claim. Raise the error if waiting cannot help, or if `patience` has run out.
 
-        Raises
-        ------
-        NotFoundError, SchemaError
-            If the message table was dropped or lost a column.
-        InvalidArgumentError
-            If the table lost a column by which messages are selected.
+        Raises `NotFoundError` or `SchemaError` if the message table was dropped or lost a column, and
+        `InvalidArgumentError` if the table lost a column by which messages are selected.
         """
         if not isinstance(error, UnavailableError):
             context = self._row.read()

@@ -66,15 +66,9 @@ class Stop:
 
 
 class Changes(Protocol):
-    """Wait for changes of a table.
+    """Wait for changes of a table."""
 
-    Attributes
-    ----------
-    tells
-        Whether a wait ends only after a change.
-    """
-
-    tells: bool
+    tells: bool  # whether a wait ends only after a change
 
     @property
     def row_unchanged_since(self) -> float:

@@ -133,12 +133,7 @@ def owned(
     each row would have been committed after the other transaction looked, and before its own one did, which is
     impossible. The statements see all messages that earlier owners claimed.
 
-    Returns
-    -------
-    dict
-        The keys of which no other transaction has locked a row, with their rows.
-    list
-        The results of the statements.
+    Returns the keys of which no other transaction has locked a row, with their rows, and the results of the statements.
     """
     seen, locked, found = _known(context, connection, keys, asked)
     foreign = {key for key, _ in seen - locked.keys()}

@@ -16,15 +16,7 @@ AnyTable = MessageTable | ShardedTable
 
 
 class MessageSource:
-    """A table in one database from which a worker takes messages.
-
-    Attributes
-    ----------
-    name, handler
-        Name of the table, and its handler.
-    url
-        URL of its database.
-    """
+    """A table in one database from which a worker takes messages."""
 
     def __init__(self, table: MessageTable | TablePart, name: str, handler: Any) -> None:
         self._table = table

@@ -22,18 +22,13 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerSupervisor:
-    """Supervises the messages that a worker handles.
-
-    Attributes
-    ----------
-    threads, processes
-        The callers of handlers, other than the event loop.
-    """
+    """Supervises the messages that a worker handles."""
 
     def __init__(self, queue: DispatchQueue, counter: WorkCounts, caller: Caller) -> None:
         self._queue = queue
         self._counter = counter
         self._caller = caller
+        # The callers of handlers, other than the event loop.
         self.threads: HandlerThreads | None = None
         self.processes: Processes | None = None
         self._given_up: WeakSet[Handling] = WeakSet()  # a handler that runs keeps its own

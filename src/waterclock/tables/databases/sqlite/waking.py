@@ -28,13 +28,7 @@ _SHOWS_WITHIN = 0.02  # s from the write to the visible commit; a sync takes up 
 
 
 class SqliteChanges:
-    """Reads SQLite's data version when its log was written.
-
-    Attributes
-    ----------
-    row_unchanged_since
-        When the version last changed, which counts as a change of the table's row.
-    """
+    """Reads SQLite's data version when its log was written."""
 
     tells = True
 
@@ -48,7 +42,7 @@ class SqliteChanges:
         self._log = LogWatch.of(backend.url.database)
         prepare_for_forks(self)  # first, since a child that is forked while this connects would wait forever
         self._seen = self._version()
-        self.row_unchanged_since = moments.monotonic()
+        self.row_unchanged_since = moments.monotonic()  # a new version counts as a change of the row
 
     def arm(self) -> bool:
         """Remember the current version: the following check sees earlier commits."""

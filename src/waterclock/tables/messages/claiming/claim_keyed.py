@@ -163,12 +163,7 @@ class _KeyedClaim:
     ) -> tuple[Dealt[Place], dict[Place, int]]:
         """Divide the room: a higher priority first, then the keys in turn. It changes the free places.
 
-        Returns
-        -------
-        Dealt
-            How many messages each key gets.
-        dict
-            How many of these are messages whose lease has ended.
+        Returns how many messages each key gets, and how many of these are messages whose lease has ended.
         """
         room, free, weights = self._room, flying.free, self._context.options.weights or {}
         allowed = {key: rates.allowed(key, most) for key, most in flying.room.items()}

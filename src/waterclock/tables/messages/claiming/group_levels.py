@@ -154,17 +154,8 @@ def own_groups_due(
 ) -> tuple[dict[str, tuple[int | None, bool]], int]:
     """Return when each of these consumers has to claim, for its lease or its groups, and the current time; ns.
 
-    It is None for consumers whose groups have several priorities: see `next_group_due`. Reads only.
-
-    Parameters
-    ----------
-    limited
-        Whether they have a ``max_groups``.
-
-    Returns
-    -------
-    dict
-        By name: the time, and whether the consumer may get more groups.
+    The time stands by name, with whether the consumer may get more groups. It is None for consumers whose groups have
+    several priorities: see `next_group_due`. ``limited`` says whether they have a ``max_groups``. Reads only.
     """
     found: dict[str, tuple[int | None, bool]] = dict.fromkeys(names, (0, True))
     now = 0

@@ -32,29 +32,15 @@ SearchState = Literal["ready", "scheduled", "in_flight", "delayed", "held", "exp
 
 @dataclass(frozen=True, slots=True)
 class MessageFilter:
-    """Which messages to find: those that match every set attribute.
-
-    Attributes
-    ----------
-    id, group, state
-        Their id, group or state.
-    header
-        A header's name and value.
-    where
-        A condition on columns, as consumers use it.
-    text
-        A text in the payload.
-    error
-        Their error, normalised as in `FailureGroup`.
-    """
+    """Which messages to find: those that match every set attribute."""
 
     id: Any = None
     group: str | None = None
     state: SearchState | None = None
-    header: tuple[str, str] | None = None
-    where: str | None = None
-    text: str | None = None
-    error: str | None = None
+    header: tuple[str, str] | None = None  # name and value
+    where: str | None = None  # a condition on columns, as consumers use it
+    text: str | None = None  # a text in the payload
+    error: str | None = None  # normalised as in `FailureGroup`
 
     def __post_init__(self) -> None:
         """Check the contents of a form."""
@@ -85,31 +71,19 @@ class ScanWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """A message that was found; without its payload. Times in ns.
-
-    Attributes
-    ----------
-    id, group, priority, epoch, consumer, headers
-        As in its row; ``headers`` is JSON.
-    state
-        Its state in the metrics.
-    time_scheduled, time_next, time_created
-        As in its row.
-    error
-        Why it failed last; None: it has not failed.
-    """
+    """A message that was found; without its payload. Times in ns."""
 
     id: Any
     group: str | None
     priority: int
     epoch: int
     consumer: str | None
-    headers: str | None
-    state: str
+    headers: str | None  # JSON
+    state: str  # in the metrics
     time_scheduled: int
     time_next: int
     time_created: int | None
-    error: str | None
+    error: str | None  # why it failed last; None: it has not failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,20 +49,12 @@ class Due:
 
 
 class Ticks:
-    """When the schedules of a table must be checked.
-
-    Attributes
-    ----------
-    due_at
-        The next check, ns; initially at once.
-    looked_at
-        The database's time of the last check, ns.
-    warned
-        Schedules with a warning about the clock, each with the time of its last processed tick.
-    """
+    """When the schedules of a table must be checked."""
 
     def __init__(self) -> None:
+        # The next check, initially at once, and the database's time of the last one, ns.
         self.due_at = self.looked_at = MIN_NS
+        # Schedules with a warning about the clock, each with the time of its last processed tick.
         self.warned: set[tuple[str, int]] = set()
 
     @property
