@@ -8,8 +8,9 @@ In a checkout of https://github.com/hardbyte/postgresql-job-queue-benchmarking, 
         --phase warmup=warmup:30s --phase clean=clean:60s
 
 The arguments are those of the benchmark's own command. Results go to its folder ``results``. Each system gets a new
-server from ``scripts/services``. Of the benchmark's other systems, those with a Python adapter run, and awa from
-its Python package, each in a virtual environment in its own folder.
+server from ``scripts/services``. Of the benchmark's other systems, those with a Python adapter run, and awa, oban,
+PgQueuer and dbos from their Python packages, each in a virtual environment in its own folder. pgmq's SQL comes from its
+Python package. Absurd's and PgQue's do not: name absurd's in ``ABSURD_SQL_PATH``, and check out PgQue as a submodule.
 """
 
 from __future__ import annotations
@@ -20,13 +21,22 @@ import os
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
-PYTHON_ADAPTERS = ("procrastinate", "absurd", "pgmq", "pgque")
-"""Systems with an adapter in the benchmark that needs nothing but Python packages, and for some an extension."""
+PYTHON_ADAPTERS = ("procrastinate", "absurd", "pgque")
+"""Systems with an adapter in the benchmark that needs nothing but Python packages, and for some SQL."""
+
+PEERS = {
+    "pgqueuer": (["pgqueuer", "asyncpg"], ["public.pgqueuer", "public.pgqueuer_log"]),
+    "oban": (["oban", "psycopg[binary,pool]"], ["public.oban_jobs"]),
+    "dbos": (["dbos", "psycopg[binary]"], ["dbos.workflow_status"]),
+    "pgmq": (["pgmq", "psycopg[binary,pool]"], ["pgmq.q_bench", "pgmq.a_bench"]),
+}
+"""The packages and the tables of systems that run with our adapters in `peer_adapters`."""
 
 
 class Server:
@@ -79,6 +89,16 @@ def main() -> int:
     folder = adapters.SCRIPT_DIR / "awa-bench"
     command = [str(_environment(folder) / "bin" / "python"), str(HERE / "awa_adapter.py"), str(folder / "adapter.json")]
     adapters.ADAPTERS["awa"] = _entry(adapters, folder, lambda _skip: _install(folder, ["awa-pg"]), command, {})
+    for name, (packages, tables) in PEERS.items():
+        folder = adapters.SCRIPT_DIR / f"{name}-python-bench"
+        folder.mkdir(exist_ok=True)
+        described = {"system": name, "display_name": f"{name} (Python)", "db_name": f"{name}_bench"}
+        manifest = folder / "adapter.json"
+        manifest.write_text(json.dumps({**described, "event_tables": tables, "event_indexes": [], "extensions": []}))
+        python = _environment(folder) / "bin" / "python"
+        command = [str(python), str(HERE / "peer_adapters.py"), name, str(manifest)]
+        builder = partial(_built, folder, packages)
+        adapters.ADAPTERS[name] = _entry(adapters, folder, builder, command, {})
     try:
         return int(orchestrator.main())
     finally:
@@ -104,6 +124,10 @@ def _install(folder: Path, wanted: list[str] | None = None) -> None:
             wanted = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
         subprocess.run([sys.executable, "-m", "venv", str(where)], check=True)
         subprocess.run([str(where / "bin" / "pip"), "install", "--quiet", *wanted], check=True)
+
+
+def _built(folder: Path, packages: list[str], _skip: object) -> None:
+    _install(folder, packages)
 
 
 def _services(*arguments: str) -> str:
