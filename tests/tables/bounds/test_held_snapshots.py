@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable
 
 import pytest
+import sqlalchemy as sa
 from tests.support.statements import statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.plans import buffers
 
 from waterclock.connection import Database
-from waterclock.database.schema.table_catalogue import LEASE_SLOT_BITS
+from waterclock.database.schema.table_catalogue import LEASE_SLOT_BITS, USED_SLOT_BITS, unique_keys
 from waterclock.tables.databases import claiming_rows
 from waterclock.tables.groups.consumers import renew
 from waterclock.tables.groups.group_state import lock_groups
@@ -24,6 +25,12 @@ from waterclock.tables.model.timing.sweeps import ENDED_FOR
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that counts buffers
 
 FINISHED = 600
+
+UPDATES = (
+    "SELECT pg_stat_get_xact_tuples_updated(oid), pg_stat_get_xact_tuples_hot_updated(oid) FROM pg_class"
+    " WHERE oid = to_regclass('{}')"
+)
+"""Selects how many rows of a table the transaction has updated, and how many of these updates added no index entry."""
 
 
 @pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
@@ -177,14 +184,23 @@ def test_renewing_a_consumers_lease_adds_few_index_entries(
     table.receive(consumer="x")
     context = table.context
     slot = (context.backend.now_about() >> LEASE_SLOT_BITS) + 9
-    query = (
-        "SELECT pg_stat_get_xact_tuples_updated(oid), pg_stat_get_xact_tuples_hot_updated(oid) FROM pg_class"
-        " WHERE oid = to_regclass('waterclock_consumers')"
-    )
     with database.begin() as connection:  # whose own versions of the row the server keeps, too
         for number in range(FINISHED):
             renew(context, connection, "x", (slot << LEASE_SLOT_BITS) + number)
-        changed, hot = connection.exec_driver_sql(query).one()
+        changed, hot = connection.exec_driver_sql(UPDATES.format("waterclock_consumers")).one()
+    assert changed == FINISHED
+    assert changed - hot < FINISHED / 20
+
+
+def test_using_a_unique_key_again_adds_few_index_entries(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    make_table().put("x", unique="k")
+    slot = (database.backend.now() >> USED_SLOT_BITS) + 1
+    with database.begin() as connection:
+        for number in range(FINISHED):
+            connection.execute(sa.update(unique_keys).values(used_at=(slot << USED_SLOT_BITS) + number))
+        changed, hot = connection.exec_driver_sql(UPDATES.format("waterclock_unique_keys")).one()
     assert changed == FINISHED
     assert changed - hot < FINISHED / 20
 

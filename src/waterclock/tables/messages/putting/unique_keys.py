@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.schema.table_catalogue import unique_keys
+from waterclock.database.schema.table_catalogue import USED_SLOT_BITS, unique_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages.putting.putting import (
@@ -262,8 +262,10 @@ def _noting(context: TableContext) -> sa.Update:
 @built_once(maxsize=256)
 def _old(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     before = sa.bindparam("before", type_=sa.BigInteger)
-    which = unique_keys.c.table_id == context.table_id, unique_keys.c.used_at <= before
-    return sa.select(unique_keys).where(*which).order_by(unique_keys.c.used_at)
+    slot = before.bitwise_rshift(sa.literal_column(str(USED_SLOT_BITS)))
+    which = unique_keys.c.used_slot <= slot, unique_keys.c.used_at <= before
+    chosen = sa.select(unique_keys).where(unique_keys.c.table_id == context.table_id, *which)
+    return chosen.order_by(unique_keys.c.used_slot)
 
 
 @built_once(maxsize=256)
