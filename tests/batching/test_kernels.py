@@ -86,7 +86,7 @@ def test_event_time_kernel_is_the_same_in_both_forms(
     def run() -> Any:
         clocks = np.full(3, MIN_NS)
         readings = event_time.read_clocks(sources, receive_times, clocks)
-        verdicts = event_time.judge_arrivals(event_times, readings, rule)
+        verdicts = event_time.find_late_and_future(event_times, readings, rule)
         found = event_time.assign_arrays(*arrays, rule, stream_names=STREAM_NAMES, now=now)
         judged = event_time.assign_judged(sources, streams, event_times, verdicts, rule, clocks, STREAM_NAMES)
         return [clocks, readings, *found[:-1], *judged[:-1]]
@@ -249,7 +249,7 @@ except Exception as error:
     print(error)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.startswith("its library is damaged")
+    assert run.stdout.startswith("the compiled library is damaged")
 
 
 def test_a_library_that_cannot_be_read_is_not_used(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def seal(code: bytes, source: str) -> bytes:
 def check_seal(content: bytes, source: str) -> None:
     """Raise `UnavailableError` if a library's file is damaged, which could kill the process that loads it, or older."""
     if content != seal(content[: -hashlib.sha256().digest_size], source):
-        raise UnavailableError("its library is damaged, or was compiled from another version of its source")
+        raise UnavailableError("the compiled library is damaged, or was compiled from another version of the kernel")
 
 
 def load_library(path: str, kernel: ModuleType, signatures: Mapping[str, Signature]) -> ModuleType:

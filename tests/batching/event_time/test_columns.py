@@ -20,7 +20,7 @@ from waterclock.arrow import to_arrow
 from waterclock.batching.batch import RejectReason
 from waterclock.batching.by_source import BySource
 from waterclock.batching.event_time.batcher import EventTimeBatcher
-from waterclock.batching.event_time.columns import assign_arrays, assign_batches, judge_arrivals
+from waterclock.batching.event_time.columns import assign_arrays, assign_batches, find_late_and_future
 from waterclock.batching.event_time.rule import (
     ACCEPTED,
     CONFLICTS,
@@ -326,7 +326,7 @@ def test_messages_judged_alone_are_judged_alike_before_the_others_come(messages:
     found = assign_arrays(
         streams, streams, event_times, receive_times, EventTimeRule(*rule), stream_names=names
     ).verdicts
-    judged = judge_arrivals(event_times, receive_times, EventTimeRule(*rule))
+    judged = find_late_and_future(event_times, receive_times, EventTimeRule(*rule))
     assert judged.tolist() == [verdict if verdict in (LATE, FUTURE) else ACCEPTED for verdict in found.tolist()]
 
 

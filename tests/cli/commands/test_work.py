@@ -31,8 +31,14 @@ from waterclock.work.worker import Worker
         (["tests.work.shop:nothing"], "module 'tests.work.shop' has no attribute 'nothing'"),
         (["tests.work.shop:handle", "tests.work.shop:hold"], "got two handlers for 'orders'"),
         (["tests.work.shop:handle", "--concurrency", "0"], "concurrency"),
-        (["tests.work.shop:handle", "--recycle-after", "9"], "recycle_after must be omitted without processes, got 9"),
-        (["tests.work.shop:handle", "--recycle-above", "9"], "recycle_above must be omitted without processes, got 9"),
+        (
+            ["tests.work.shop:handle", "--recycle-after", "9"],
+            "recycle_after must be omitted unless processes is set, got 9",
+        ),
+        (
+            ["tests.work.shop:handle", "--recycle-above", "9"],
+            "recycle_above must be omitted unless processes is set, got 9",
+        ),
     ],
 )
 def test_invalid_options_are_usage_errors(shell: Shell, words: list[str], said: str) -> None:

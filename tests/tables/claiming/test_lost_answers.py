@@ -22,7 +22,7 @@ from waterclock.errors import LeaseLostError, UnavailableError
 from waterclock.tables.consumers import receiving
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import claiming
-from waterclock.tables.messages.claiming.claim_pipelined import claim_at_once
+from waterclock.tables.messages.claiming.claim_groups_pipelined import claim_at_once
 
 pytestmark = pytest.mark.both_servers
 

@@ -17,7 +17,7 @@ from tests.tables.plans import complaints
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.claiming import claim_groups
+from waterclock.tables.messages.claiming import claim_groups_in_steps
 from waterclock.tables.messages.finishing import expiring
 from waterclock.time import format_time, to_duration
 
@@ -314,7 +314,7 @@ def test_a_message_extended_just_before_its_removal_stays(
     table.put("tea", expires_at=soon(clock), **group_of(kind))
     clock.move("10s")
     remove = expiring.expire
-    modules = [expiring, claim_groups]
+    modules = [expiring, claim_groups_in_steps]
 
     def given_longer(context: Any, connection: Any, seqs: Any) -> int:
         longer = "UPDATE orders SET expires_at = :at WHERE id = 1"

@@ -19,7 +19,7 @@ from waterclock.connection import Database
 from waterclock.tables.consumers.receiving import Request, pause
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.claiming.claim_groups import GroupClaim
+from waterclock.tables.messages.claiming.claim_groups_in_steps import GroupClaim
 from waterclock.time import MAX_NS
 
 pytestmark = pytest.mark.both_servers

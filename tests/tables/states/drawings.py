@@ -137,9 +137,9 @@ database's clock. In each table, the first row that matches is the state.
 A transition is caused by a verb: a method of the message table, of a delivery or a subscription, or of the table's
 `groups`. The verb may be called on the message or on another message of its group: when a message is acked, the next
 one changes from `blocked` to `ready`. `close` closes a subscription. `time` is the passing of time. `route` places new
-messages in their groups. Each claim and each command on groups routes first, so a verb may also change an `unrouted`
-group, as if `route` had been called before. Plain SQL may cause any transition; the documented statements cause those
-of `put`, `ack` and `reschedule`.
+messages in their groups. Each claim and each command on groups calls `route` first, so a verb may also change an
+`unrouted` group, as if `route` had been called before. Plain SQL may cause any transition; the documented statements
+cause those of `put`, `ack` and `reschedule`.
 
 ## Messages
 

@@ -18,7 +18,8 @@ class Meaning(NamedTuple):
 MESSAGES: Mapping[MessageState, Meaning] = {
     "acked": Meaning("Handled. It is never sent again.", "`time_acked` is not NULL"),
     "ack_held_back": Meaning(
-        'Handled and acked before its turn, with `ack_order="hold"`: the ack counts once those before it are acked.',
+        'Handled and acked before its turn, with `ack_order="hold"`: the ack takes effect when all earlier messages of'
+        " its group are acked.",
         "`ack_held_at` is not NULL",
     ),
     "leased": Meaning(
@@ -27,13 +28,14 @@ MESSAGES: Mapping[MessageState, Meaning] = {
     "cancelled": Meaning(
         "Cancelled before a consumer handled it: it is never sent again, and does not block others. A leased message"
         " stays `leased` when it is cancelled, and its consumer sees it in `delivery.cancelled`.",
-        "`expires_at` is the smallest bigint, `claim_id` is NULL or the lease is over; `acked_by` is 0 once it is"
-        " dropped",
+        "`expires_at` is the smallest bigint, and the message is not leased; `acked_by` is 0 after a claim or a sweep"
+        " has removed it from the queue",
     ),
     "expired": Meaning(
         "No consumer took it before `expires_at`: it is never sent again, and does not block others. A leased message"
         " stays `leased`.",
-        "`expires_at` is past, `claim_id` is NULL or the lease is over; `acked_by` is 0 once it is dropped",
+        "`expires_at` is past, and the message is not leased; `acked_by` is 0 after a claim or a sweep has removed it"
+        " from the queue",
     ),
     "blocked": Meaning(
         "Waits for earlier messages of its group.", "a row of the group with a smaller `position` is not acked"
@@ -64,11 +66,11 @@ HOLDS: Mapping[Hold, Meaning] = {
     ),
     "key_rate": Meaning(
         "Consumers got as many messages of its key as the `rate` of the table allows.",
-        "`rate_next` in the rows of its `message_key` in `waterclock_message_keys` is in the future",
+        "a row of its `message_key` in `waterclock_message_keys` has a `rate_next` in the future",
     ),
     "limit": Meaning(
         "Consumers have as many messages of its key as the `limit` of the table allows.",
-        "as many unacked messages have its `message_key` and a `claim_id`",
+        "the number of unacked messages with its `message_key` and a `claim_id` has reached the `limit`",
     ),
     "owner_away": Meaning(
         "The owner of its group is gone. If the group is not pinned, the next claim takes it over.",

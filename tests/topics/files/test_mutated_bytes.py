@@ -21,7 +21,7 @@ from waterclock.arrow import from_arrow, to_arrow
 from waterclock.errors import DamagedError
 from waterclock.message import Message
 from waterclock.topics.format.entries import PLACED_SCHEMA, decode_entries, encode_entry
-from waterclock.topics.reading.footers import parsed_by_its_mark
+from waterclock.topics.reading.footers import checked_unknown_footer
 from waterclock.topics.store import sealed_file
 from waterclock.topics.store.sealed_file import SealedFile, write_ledger
 
@@ -147,7 +147,7 @@ def decode_file(size: int) -> Decode:
 
     def decode(data: bytes) -> object:
         files = _InMemory(data)
-        footer = parsed_by_its_mark(files, "a file")  # type: ignore[arg-type]
+        footer = checked_unknown_footer(files, "a file")  # type: ignore[arg-type]
         file = SealedFile(files, "a file", size, footer, None)  # type: ignore[arg-type]
         return [from_arrow(file.read(number, file.columns)) for number in range(file.row_groups)]
 

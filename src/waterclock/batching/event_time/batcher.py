@@ -133,7 +133,7 @@ class EventTimeBatcher:
             raise InvalidArgumentError(f"message must be a waterclock.Message, got {quoted(message)}") from None
         clock = message.receive_time if now is None else to_time(now, "now")
         if clock is None or source != self._source or self._newest is not None:
-            clock = self._admit(message, clock)
+            clock = self._check_source_and_clock(message, clock)
         batches: list[Batch] = []
         max_delay = self._rule.max_delay
         floor = self._floor
@@ -295,7 +295,7 @@ class EventTimeBatcher:
         batcher._rejected = known.rejected
         return batcher
 
-    def _admit(self, message: Message, clock: int | None) -> int:
+    def _check_source_and_clock(self, message: Message, clock: int | None) -> int:
         if clock is None:
             raise InvalidArgumentError(
                 f"receive_time must be set, got None in {quoted(message)}. Set it, or pass the time:"

@@ -216,7 +216,7 @@ def assign_judged(
     sources, streams, event_times
         As of `assign_arrays`. Of equal rows (in source, stream and event time) the first is the one received first.
     verdicts
-        The result of `judge_arrivals`; verdicts of accepted rows are changed.
+        The result of `find_late_and_future`; verdicts of accepted rows are changed.
     rule
         The checked options.
     nows
@@ -272,7 +272,7 @@ def read_clocks(
     return readings
 
 
-def judge_arrivals(
+def find_late_and_future(
     event_times: npt.NDArray[np.int64], clock: npt.NDArray[np.int64], rule: EventTimeRule
 ) -> npt.NDArray[np.uint8]:
     """Apply the part of the rule that needs no other message: judge each row as accepted, late or future.

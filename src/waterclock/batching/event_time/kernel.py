@@ -80,7 +80,9 @@ def _minus(time: int, length: int) -> int:
 
 
 @njit
-def _judge(event_times: Times, receive_times: Times, max_delay: int, max_lead: int, now: int, verdicts: Bytes) -> None:
+def _mark_late_and_future(
+    event_times: Times, receive_times: Times, max_delay: int, max_lead: int, now: int, verdicts: Bytes
+) -> None:
     # No branches, so that the loop is vectorised.
     for row in range(event_times.size):
         received = receive_times[row]
@@ -372,7 +374,7 @@ def assign(
     as the sorting.
     """
     if judges:
-        _judge(event_times, receive_times, max_delay, max_lead, now, verdicts)
+        _mark_late_and_future(event_times, receive_times, max_delay, max_lead, now, verdicts)
     rule, out = _Rule(window, max_delay, on_conflict, silence), _EventTimeOutput(starts, ends, cuts, verdicts)
     seen = _LastSeen(
         np.zeros(stream_count, np.int64), np.zeros(stream_count, np.int64), np.zeros(stream_count, np.uint32)

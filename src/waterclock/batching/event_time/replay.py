@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.batching.event_time.columns import KERNEL, Assignment, judge_arrivals, read_clocks
+from waterclock.batching.event_time.columns import KERNEL, Assignment, find_late_and_future, read_clocks
 from waterclock.batching.event_time.rule import ACCEPTED, CONFLICTS, REPLACED, EventTimeRule
 from waterclock.batching.event_time.runs import boundary_flags
 from waterclock.time import MAX_NS, MIN_NS
@@ -104,7 +104,7 @@ def synchronised(
     count = int(sources.max()) + 1 if len(sources) else 0
     begin = MIN_NS if span.begin is None else span.begin
     clocks = read_clocks(sources, received, np.full(count, MIN_NS))
-    known = (judge_arrivals(event_times, clocks, rule) == ACCEPTED) & (event_times >= begin)
+    known = (find_late_and_future(event_times, clocks, rule) == ACCEPTED) & (event_times >= begin)
     # Messages after the range's first window do not affect it.
     known &= event_times <= min(span.since + rule.window, MAX_NS)
     order = np.flatnonzero(known)

@@ -33,7 +33,7 @@ def warn_of_long_call(messages: list[Message], batch_length: int) -> None:
 def warn(name: str, batch_length: int) -> None:
     """Warn of a long call to ``name``. The text is the same for each call, so that Python shows it once."""
     warnings.warn(
-        f"{name}: one call had event times more than {ERA} batch lengths of {format_duration(batch_length)} apart."
+        f"{name}: the event times of one call span more than {ERA} batch lengths of {format_duration(batch_length)}."
         " Messages that far from the open window join its batch and get no batches of their own. Pass a long"
         " backlog in several calls",
         LongCallWarning,

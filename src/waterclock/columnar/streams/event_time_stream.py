@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from waterclock.batching.event_time.columns import Assignment, assign_judged, judge_arrivals, read_clocks
+from waterclock.batching.event_time.columns import Assignment, assign_judged, find_late_and_future, read_clocks
 from waterclock.batching.event_time.replay import ReplayRange
 from waterclock.batching.event_time.rule import ACCEPTED, LATE, UNDECIDED, EventTimeRule
 from waterclock.batching.event_time.runs import RunColumns
@@ -99,7 +99,7 @@ class EventTimeStream:
         if kept < len(event_times):
             received = np.ascontiguousarray(many.messages["receive_time"][kept:])
             readings = read_clocks(many.sources[kept:], received, clocks)
-            verdicts[kept:] = judge_arrivals(event_times[kept:], readings, self._rule)
+            verdicts[kept:] = find_late_and_future(event_times[kept:], readings, self._rule)
             if self._span is not None and self._span.begin is not None:
                 # They are late for all messages received within the range.
                 verdicts[kept:][event_times[kept:] < self._span.begin] = LATE

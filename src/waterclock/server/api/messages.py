@@ -174,7 +174,9 @@ def _row(table: MessageTable, body: MessageBody) -> dict[str, Any]:
     row = body.given()
     columns = row.pop("columns", {})
     if known := columns.keys() & set(MessageBody.model_fields):
-        raise InvalidArgumentError(f"columns must not contain {quoted(min(known))}. Set this field next to columns")
+        raise InvalidArgumentError(
+            f"columns must not contain {quoted(min(known))}. Set it as a field of the message itself"
+        )
     payload = payload_of(row)
     if row.get("id") is not None:
         row["id"] = plain_id(table.options.id_type, row["id"])

@@ -121,8 +121,10 @@ class TopicReadOptions(Opening):
         if buckets is not None and not packed:
             raise InvalidArgumentError("buckets must be omitted if packed is false, got both")
         id_of = given.get("idof")
-        if id_of is not None and (not packed or not id_of):
-            raise InvalidArgumentError(f"idOf must be the name of a header, with packed true, got {quoted(id_of)}")
+        if id_of is not None and not packed:
+            raise InvalidArgumentError(f"idOf must be omitted unless packed is true, got {quoted(id_of)}")
+        if id_of == "":
+            raise InvalidArgumentError("idOf must be the name of a header, got ''")
         position = given.get("startingposition", "earliest")
         return cls(
             url=needed(given, "url"),

@@ -77,7 +77,13 @@ class ClaimFailures:
             return
         lasted = moments.monotonic() - self.since
         extra = self._event("claims_succeed", table, seconds=lasted)
-        _log.info("consumer %s can claim from table %r again after %.1f s", self._consumer, table, lasted, extra=extra)
+        _log.info(
+            "consumer %s claims from table %r again, after %.1f s of failures",
+            self._consumer,
+            table,
+            lasted,
+            extra=extra,
+        )
         self._pause = RETRY_EVERY
         self.since = None
         self._process.note_failing(self._subscription, None)

@@ -246,7 +246,7 @@ class TableOptions:
         """Check that a table whose messages have keys can have its other options."""
         if self.weights is not None and self.turns_by is None:
             raise InvalidArgumentError(
-                f"weights must be omitted without fair_by, limit and rate, got {quoted(self.weights)}"
+                f"weights must be omitted unless fair_by, limit or rate is set, got {quoted(self.weights)}"
             )
         for option, key in self.keys_named.items():
             value = getattr(self, option)

@@ -26,7 +26,7 @@ _AT_ONCE = 64 << 10
 _log = logging.getLogger(__name__)
 
 
-def parsed_footer(
+def checked_footer(
     files: LedgerFiles,
     path: str,
     copy: bytes | None,
@@ -87,7 +87,7 @@ def read_footer(files: LedgerFiles, path: str) -> bytes:
     return MAGIC + _end_of_file(files, path)[MARK_BYTES:]
 
 
-def parsed_by_its_mark(files: LedgerFiles, path: str) -> pq.FileMetaData:
+def checked_unknown_footer(files: LedgerFiles, path: str) -> pq.FileMetaData:
     """Check and parse the footer of an unknown file by the checksum in front of it.
 
     Raises

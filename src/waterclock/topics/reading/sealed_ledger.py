@@ -16,7 +16,7 @@ from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.format.file_checksums import FileChecksums, check_text
 from waterclock.topics.format.row_groups import RowGroup, row_groups_from_json
 from waterclock.topics.reading.decoded_groups import DecodedGroups
-from waterclock.topics.reading.footers import footer_in_catalogue, parsed_footer
+from waterclock.topics.reading.footers import checked_footer, footer_in_catalogue
 from waterclock.topics.store.sealed_file import SealedFile
 
 
@@ -48,7 +48,7 @@ class SealedLedger:
             path = self._path = _path_of(row)
             self.groups, checksums = checked_row_groups(row)
             shared = ledgers_share_a_file(self.groups)
-            footer = parsed_footer(
+            footer = checked_footer(
                 storage.files,
                 path,
                 None if shared else row["footer"],  # in a shared file only the last ledger has a copy, which is large

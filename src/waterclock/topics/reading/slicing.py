@@ -20,7 +20,7 @@ from waterclock.topics.catalogue.damage_policy import Damage, located
 from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.format.file_checksums import FileChecksums, joined
 from waterclock.topics.format.row_groups import row_of
-from waterclock.topics.reading.footers import footer_in_catalogue, parsed_footer
+from waterclock.topics.reading.footers import checked_footer, footer_in_catalogue
 from waterclock.topics.reading.reading import Chunk, check_columns, cut, path_now, positioned, read_chunks
 from waterclock.topics.reading.sealed_ledger import checked_row_groups
 from waterclock.topics.store.ledger_files import LedgerFiles, LostFileError
@@ -143,7 +143,7 @@ def _chunks(part: Slice, columns: Sequence[str], damage: Damage, *, encoded: boo
 def _file_of(part: Slice, path: str, *, encoded: bool) -> SealedFile:
     files = part.address.files
     checksums = joined([FileChecksums.from_bytes(data, f"ledgers of {path}") for data in part.checksums])
-    footer = parsed_footer(files, path, None, checksums.footer, partial(_footer_in_catalogue, part, path))
+    footer = checked_footer(files, path, None, checksums.footer, partial(_footer_in_catalogue, part, path))
     return SealedFile(files, path, part.size, footer, checksums.chunks, encoded=encoded)
 
 

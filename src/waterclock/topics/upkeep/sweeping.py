@@ -1,4 +1,4 @@
-"""Removes files of dead owners, files of deleted ledgers, and the rows of sealed ledgers."""
+"""Removes unfinished files whose writers have died, files of deleted ledgers, and the rows of sealed ledgers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from waterclock.checksum import checksum
 from waterclock.errors import DamagedError, UnavailableError
 from waterclock.topics.format.file_checksums import MAGIC, footer_checksum, footer_mark
 from waterclock.topics.format.fingerprints import fingerprint
-from waterclock.topics.reading.footers import parsed_footer, read_footer
+from waterclock.topics.reading.footers import checked_footer, read_footer
 from waterclock.topics.store.ledger_files import LedgerFiles
 from waterclock.topics.store.sealed_file import SealedFile
 
@@ -75,7 +75,7 @@ def read_back(
     try:
         if read_footer(files, path) != footer:
             raise reads_differently(files, path)
-        metadata = parsed_footer(files, path, footer, footer_checksum(footer))
+        metadata = checked_footer(files, path, footer, footer_checksum(footer))
         file = SealedFile(files, path, size, metadata, None)
         if file.row_groups != len(fingerprints):
             raise reads_differently(files, path)

@@ -30,7 +30,7 @@ from waterclock.topics.format.file_checksums import FileChecksums
 from waterclock.topics.format.file_facts import LedgerFacts, facts_in
 from waterclock.topics.format.row_groups import RowGroup, bounds_of, row_groups_to_json
 from waterclock.topics.model.counter import Counter
-from waterclock.topics.reading.footers import parsed_by_its_mark, read_footer
+from waterclock.topics.reading.footers import checked_unknown_footer, read_footer
 from waterclock.topics.store.ledger_files import LostFileError
 from waterclock.topics.store.sealed_file import SealedFile
 
@@ -67,7 +67,7 @@ def is_of_another(storage: Storage, path: str) -> bool:
     The topic's origin decides: its name may have changed since the file was written.
     """
     try:
-        facts = facts_in(parsed_by_its_mark(storage.files, path))
+        facts = facts_in(checked_unknown_footer(storage.files, path))
     except (DamagedError, LostFileError):
         return False
     return facts is not None and facts.origin != storage.origin
@@ -96,7 +96,7 @@ def _offers(storage: Storage) -> Iterator[_Offer]:
     """Yield the files that may hold missing messages, as far as they can be read."""
     for path, size in (*orphans(storage), *_beside_holes(storage)):
         try:
-            facts = facts_in(parsed_by_its_mark(storage.files, path))
+            facts = facts_in(checked_unknown_footer(storage.files, path))
         except (DamagedError, LostFileError) as error:
             _log.warning("%s is not a ledger file, or is corrupt: %s", storage.files.name(path), error)
             continue
@@ -178,7 +178,7 @@ def _missing(storage: Storage, connection: sa.Connection, offered: Sequence[Ledg
 
 def _checked(storage: Storage, offer: _Offer, wanted: Sequence[LedgerFacts]) -> dict[int, list[int]]:
     """Read the row groups of the wanted ledgers whole, compare them with their facts, and return their checksums."""
-    metadata: pq.FileMetaData = parsed_by_its_mark(storage.files, offer.path)
+    metadata: pq.FileMetaData = checked_unknown_footer(storage.files, offer.path)
     file = SealedFile(storage.files, offer.path, offer.size, metadata, None)
     chunks: dict[int, list[int]] = {}
     for facts in wanted:

@@ -253,8 +253,8 @@ def _repeated(append: _Append, repeat: Repeat) -> Appended:
         if len(rejected) != verdict.rejected and append.producer is not None:
             raise InvalidArgumentError(
                 f"numbers {append.producer.first} to {append.producer.last} of producer {append.producer.name!r}"
-                f" were already appended with other times, and {verdict.rejected} of the messages were rejected at"
-                " that time. Append the corrected messages with higher numbers"
+                f" were already appended, with other event or receive times, and {verdict.rejected} of them were"
+                " rejected. Append the corrected messages with higher numbers"
             )
     return Appended(repeat.first, entry.given - len(rejected), duplicate=True, rejected=rejected)
 

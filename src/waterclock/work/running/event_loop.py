@@ -138,8 +138,8 @@ class EventLoop:
         handling = None if task is None else self._tasks.get(task)
         which = "a task" if handling is None else f"the handler of message {handling.delivery.id!r}"
         _log.warning(
-            "%s blocks the event loop, so no other handler can proceed, and other workers take the messages that have"
-            " not begun. Use await, or asyncio.to_thread",
+            "%s blocks the event loop, so no other handler can proceed. Other workers take the messages that this"
+            " worker has claimed but not started. Use await, or asyncio.to_thread",
             which,
             extra=event("event_loop_blocked", id=None if handling is None else handling.delivery.id),
         )

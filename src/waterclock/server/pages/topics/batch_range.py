@@ -21,7 +21,7 @@ from waterclock.batching.event_time.columns import (
     assign_judged,
     closing_times,
     ended_by_gap,
-    judge_arrivals,
+    find_late_and_future,
     read_clocks,
 )
 from waterclock.batching.event_time.replay import WINDOWS_BACK, ReplayRange, synchronised
@@ -140,7 +140,7 @@ def _judged(
         synchronised(source_of, stream_of, times, received, rule, span, stream_names, with_runs=False).all()
     )
     clocks = np.full(len(names), MIN_NS)
-    verdicts = judge_arrivals(times, read_clocks(source_of, received, clocks), rule)
+    verdicts = find_late_and_future(times, read_clocks(source_of, received, clocks), rule)
     before = np.zeros(len(times), np.bool_)
     if span.begin is not None:
         before = times < span.begin  # it is unknown whether they were accepted, and irrelevant

@@ -16,7 +16,7 @@ from waterclock.tables.groups.consumers import Joined
 from waterclock.tables.groups.group_state import first_of, is_behind, is_out, lock_out, settle, these_groups
 from waterclock.tables.groups.rebalancing import rebalance
 from waterclock.tables.groups.routing import try_turn
-from waterclock.tables.messages.claiming.claim_groups import GroupClaim, leave_out
+from waterclock.tables.messages.claiming.claim_groups_in_steps import GroupClaim, leave_out
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import uncounted_sql

@@ -13,7 +13,7 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.group_state import settle, these_groups
-from waterclock.tables.messages.claiming.claim_groups import GroupClaim, leave_out
+from waterclock.tables.messages.claiming.claim_groups_in_steps import GroupClaim, leave_out
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 
 

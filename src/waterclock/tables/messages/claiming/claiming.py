@@ -28,8 +28,8 @@ from waterclock.tables.messages.claiming.bounded_rows import (
     note_claimed,
 )
 from waterclock.tables.messages.claiming.claim_exclusive import claim_exclusive
+from waterclock.tables.messages.claiming.claim_groups_pipelined import claim_at_once
 from waterclock.tables.messages.claiming.claim_keyed import Examined, claim_keyed
-from waterclock.tables.messages.claiming.claim_pipelined import claim_at_once
 from waterclock.tables.messages.claiming.claim_sequenced import claim_sequenced
 from waterclock.tables.messages.claiming.group_levels import next_group_due
 from waterclock.tables.messages.claiming.lost_claims import TakenBefore, trying

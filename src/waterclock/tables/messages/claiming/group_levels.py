@@ -69,7 +69,7 @@ def look(
             note_look(context, found, search)
         newest = found.newest if after is None else after
         return Look(found.now, found.first_new is not None, found.of_unassigned, found.of_mine, newest)
-    rows = connection.execute(_looking_and_locking(context), {**values, "count": count}).all()
+    rows = connection.execute(_lock_unassigned(context), {**values, "count": count}).all()
     free = [row for row in rows if row.group_id is not None]
     return Look(rows[0].now, rows[0].first_new is not None, rows[0].of_unassigned, rows[0].of_mine, after, free)
 
@@ -253,7 +253,7 @@ def note_look(context: TableContext, found: Any, search: BoundedSearch) -> None:
 
 
 @built_once(maxsize=256)
-def _looking_and_locking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+def _lock_unassigned(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     top = looking(context, all_rows=False).cte("top")
     nothing_new = sa.select(top.c.first_new).scalar_subquery().is_(None)
     free = (

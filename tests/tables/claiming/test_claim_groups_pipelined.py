@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.claiming import claim_pipelined, claiming
+from waterclock.tables.messages.claiming import claim_groups_pipelined, claiming
 
 POLICIES = pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
 NAMES = ["NULL", "null", "a,b", "{x}", '"q"', "\\", "\\n", " ", "ü", "it's", "%s", ":of", "a b", "{}", '""', "'"]
@@ -165,7 +165,7 @@ def test_messages_that_are_put_while_a_claim_looks_for_more_keep_their_order(
     table = make_table(groups="sequenced")
     put(table, "aaaaabcdef")
     found = table.receive(5, consumer="x")  # so that the next claim expects as many of one group
-    ask, trips = claim_pipelined._ask, count(1)
+    ask, trips = claim_groups_pipelined._ask, count(1)
 
     def ask_and_put(*given: Any) -> Any:
         seen = ask(*given)
@@ -173,7 +173,7 @@ def test_messages_that_are_put_while_a_claim_looks_for_more_keep_their_order(
             table.put_many([{"payload": name, "group": "z"} for name in ("z0", "z1")])
         return seen
 
-    monkeypatch.setattr(claim_pipelined, "_ask", ask_and_put)
+    monkeypatch.setattr(claim_groups_pipelined, "_ask", ask_and_put)
     found += table.receive(5, consumer="x")
     assert [one.payload[0] for one in found] == [*"aaaaabcdef"]
     assert next(trips) > 2

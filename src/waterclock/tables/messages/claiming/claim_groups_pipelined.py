@@ -24,7 +24,7 @@ from waterclock.tables.groups import consumers
 from waterclock.tables.groups.group_state import first_of, is_assigned, is_out, settling_kept
 from waterclock.tables.groups.routing import is_much_new, routing_at_once
 from waterclock.tables.messages.claiming.bounded_levels import firsts_of, highest_of, low_of, values_of
-from waterclock.tables.messages.claiming.claim_groups import count_of
+from waterclock.tables.messages.claiming.claim_groups_in_steps import count_of
 from waterclock.tables.messages.claiming.group_levels import FREE_COLUMNS, looking, note_look
 from waterclock.tables.messages.claiming.lost_claims import TakenBefore, trying
 from waterclock.tables.model.claims.bounds import UNASSIGNED
@@ -171,8 +171,8 @@ def _ask(
         behind += [(statement, {}) for statement in settling_kept(context, may_end=False)]
     asked = [
         *before,
-        (_looking_and_locking(context, all_rows=asking.after is None), look),
-        (_giving_out(context), give),
+        (_lock_due_groups(context, all_rows=asking.after is None), look),
+        (_claim_first_messages(context), give),
         *behind,
     ]
 
@@ -202,7 +202,7 @@ def _per_group(free: Sequence[Any], most: int) -> int:
 
 
 @built_once(maxsize=256)
-def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
+def _lock_due_groups(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
     """Look at the table, lock the first groups of the highest priority, and keep the names of as many as needed.
 
     The consumer's own groups come first. No group is locked if new messages must be routed first, or if an owner of
@@ -285,7 +285,7 @@ def _looking_and_locking(context: TableContext, *, all_rows: bool) -> sa.Select[
 
 
 @built_once(maxsize=256)
-def _giving_out(context: TableContext) -> sa.Update:
+def _claim_first_messages(context: TableContext) -> sa.Update:
     """Claim the first messages of the groups whose names were kept, up to the first that is not due, or locked.
 
     Groups with an expired message or a lapsed lease are skipped. The statement returns the old values of
