@@ -24,7 +24,7 @@ from waterclock.time import Duration, to_duration
 from waterclock.topics.catalogue.storage import Storage
 from waterclock.topics.store.ledger_files import LedgerFiles
 from waterclock.topics.topic import Topic
-from waterclock.topics.upkeep.compacting import FILE_BYTES, Run, compact_run, runs_to_compact
+from waterclock.topics.upkeep.compacting import FILE_BYTES, compact_run, runs_to_compact
 from waterclock.topics.upkeep.partial_failure import Done, total
 from waterclock.topics.upkeep.sealing import ledgers_to_seal, try_to_seal
 
@@ -64,9 +64,8 @@ def seal_topic(spark: SparkSession, topic: Topic) -> int:
         If a task failed each time it was tried; the ledgers of the others are sealed.
     """
     ledgers = ledgers_to_seal(topic.storage)
-    return total(
-        topic.name, "sealed", _results_of(spark, ledgers, partial(_seal, _TopicPlace.of(topic)), f"seal {topic.name}")
-    )
+    seal = partial(_on_topic, _TopicPlace.of(topic), try_to_seal)
+    return total(topic.name, "sealed", _results_of(spark, ledgers, seal, f"seal {topic.name}"))
 
 
 def compact_topic(spark: SparkSession, topic: Topic, file_bytes: int = FILE_BYTES) -> int:
@@ -76,11 +75,8 @@ def compact_topic(spark: SparkSession, topic: Topic, file_bytes: int = FILE_BYTE
     Executors need what `seal_topic` needs.
     """
     runs = runs_to_compact(topic.storage, file_bytes)
-    return total(
-        topic.name,
-        "compacted",
-        _results_of(spark, runs, partial(_compact, _TopicPlace.of(topic)), f"compact {topic.name}"),
-    )
+    compact = partial(_on_topic, _TopicPlace.of(topic), compact_run)
+    return total(topic.name, "compacted", _results_of(spark, runs, compact, f"compact {topic.name}"))
 
 
 def archive_tables(
@@ -124,18 +120,10 @@ def _worked(
         yield pa.record_batch([pa.array(numbers, pa.int64()), pa.array(results, pa.binary())], ["id", "result"])
 
 
-def _seal(place: _TopicPlace, ledger: int) -> Done:
+def _on_topic(place: _TopicPlace, task: Callable[[Storage, _T], Done], piece: _T) -> Done:
     backend = Backend(place.url)
     try:
-        return try_to_seal(_storage(place, backend), ledger)
-    finally:
-        backend.close()
-
-
-def _compact(place: _TopicPlace, run: Run) -> Done:
-    backend = Backend(place.url)
-    try:
-        return compact_run(_storage(place, backend), run)
+        return task(_storage(place, backend), piece)
     finally:
         backend.close()
 

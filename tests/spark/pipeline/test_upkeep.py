@@ -17,7 +17,7 @@ import waterclock as wc
 from waterclock.connection import Database
 from waterclock.database.schema.topic_catalogue import entries, files
 from waterclock.spark import archive_tables, compact_topic, seal_topic, upkeep
-from waterclock.spark.upkeep import _seal
+from waterclock.spark.upkeep import _on_topic
 from waterclock.topics.topic import Topic
 from waterclock.topics.upkeep import sealing
 from waterclock.topics.upkeep.partial_failure import Done
@@ -59,7 +59,7 @@ def test_a_worker_killed_while_it_seals_loses_nothing_and_the_next_call_complete
     spark: SparkSession, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = list(topic.read())
-    monkeypatch.setattr(upkeep, "_seal", _killed_once(ledger=2))
+    monkeypatch.setattr(upkeep, "_on_topic", _killed_once(ledger=2))
     with pytest.raises(Py4JJavaError, match="crashed"):  # an embedded Spark tries each task once
         seal_topic(spark, topic)
     monkeypatch.undo()
@@ -91,14 +91,14 @@ def test_tasks_continue_where_one_finds_damage_and_the_driver_says_which_ledger_
 def _killed_once(ledger: int) -> Callable[..., Done]:
     """Seal, but die with the file of one ledger written and nothing committed."""
 
-    def seal(place: Any, number: int) -> Done:
+    def seal(place: Any, task: Callable[..., Done], number: int) -> Done:
         def die(*_: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
         commit = sealing._commit
         sealing._commit = die if number == ledger else commit
         try:
-            return _seal(place, number)
+            return _on_topic(place, task, number)
         finally:
             sealing._commit = commit
 
