@@ -44,59 +44,27 @@ _STREAM_ONLY = ("buckets", "maxMessagesPerTrigger", "failOnDataLoss", "haltFile"
 
 @dataclass(frozen=True, repr=False)
 class TopicReadOptions(Opening):
-    """The options of a read, checked.
-
-    Attributes
-    ----------
-    topic
-        The topic.
-    columns
-        The columns wanted, in order.
-    packed
-        Whether messages are packed (`waterclock.columnar.packing`), with only `METADATA_COLUMNS`.
-    buckets
-        Number of buckets into which a stream's messages are gathered by the read, which implies packed; None: by
-        source.
-    id_of
-        The header that holds the ids of packed messages, for batching by id; None: messages without ids.
-    since, until
-        Times to begin at and to stop before, ns, or how long ago as a text; None: not given.
-    by
-        Which time of a message they are.
-    start
-        Position to begin at, or ``"latest"``; None: not given.
-    stop
-        Position to stop before; None: not given.
-    max_messages
-        Approximate messages per micro-batch; None: all existing ones.
-    fail_on_data_loss
-        Whether a stream ends with an error if messages were deleted that it has not read.
-    on_damage
-        The behaviour of tasks if messages are corrupt, lost or missing.
-    rule
-        Facts in a stream's offsets in addition to the buckets, as JSON; None: nothing. A pipeline reads them back.
-    halt_file
-        A path on the driver: once a file is there, a stream takes no more messages; None: not given.
-    length_file
-        A path on the driver: a file with the batch length of a pipeline's next micro-batch, if that adapts; None:
-        not given.
-    """
+    """The options of a read, checked."""
 
     topic: str
-    columns: tuple[str, ...]
-    packed: bool
+    columns: tuple[str, ...]  # the columns wanted, in order
+    packed: bool  # whether messages are packed (`waterclock.columnar.packing`), with only `METADATA_COLUMNS`
+    # Number of buckets into which the read gathers a stream's messages, which implies packed; None: by source.
     buckets: int | None
+    # The header that holds the ids of packed messages, for batching by id; None: messages without ids.
     id_of: str | None
-    since: int | str | None
-    until: int | str | None
-    by: By
-    start: Position | Literal["latest"] | None
-    stop: Position | None
-    max_messages: int | None
-    fail_on_data_loss: bool
-    on_damage: OnDamage
-    halt_file: str | None
+    since: int | str | None  # time to begin at, ns, or how long ago as a text; None: not given
+    until: int | str | None  # time to stop before, as ``since``
+    by: By  # which time of a message they are
+    start: Position | Literal["latest"] | None  # position to begin at; None: not given
+    stop: Position | None  # position to stop before; None: not given
+    max_messages: int | None  # approximate messages per micro-batch; None: all existing ones
+    fail_on_data_loss: bool  # whether a stream ends with an error if messages were deleted that it has not read
+    on_damage: OnDamage  # the behaviour of tasks if messages are corrupt, lost or missing
+    halt_file: str | None  # path on the driver: once a file is there, a stream takes no more messages; None: not given
+    # Facts in a stream's offsets in addition to the buckets, as JSON, which a pipeline reads back; None: nothing.
     rule: str | None
+    # Path on the driver of a file with the batch length of a pipeline's next micro-batch; None: not given.
     length_file: str | None
 
     @classmethod

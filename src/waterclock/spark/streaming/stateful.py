@@ -137,20 +137,16 @@ class _Processor(StatefulProcessor):
         freeze_imports()
 
     @abstractmethod
-    def _new(self) -> Stream:
-        """Create the stream of a new bucket."""
-
-    @abstractmethod
-    def _restored(self, state: bytes) -> Stream:
-        """Restore the stream of a bucket from its state."""
+    def _stream(self, state: bytes | None) -> Stream:
+        """Create the stream of a new bucket, or restore it from its state."""
 
     def _take(self, key: _Key, arrived: ManySources, timers: TimerValues, expired: int | None) -> Iterator[Row]:
         known = self._state.get()
         if known is None:
-            stream, timer = self._new(), None
+            stream, timer = self._stream(None), None
         else:
             _check_buckets(known[1], self._buckets)
-            stream, timer = self._restored(bytes(known[0])), known[2] if self._wakes else None
+            stream, timer = self._stream(bytes(known[0])), known[2] if self._wakes else None
         watermark = timers.getCurrentWatermarkInMs() if self._wakes else 0
         outcomes = stream.take(arrived, watermark)
         self._remember(stream, None if timer == expired else timer, watermark)
@@ -200,10 +196,9 @@ class EventTimeProcessor(_Processor):
         super().init(handle)
         self._chunks = _Chunks(handle.getMapState("waiting", "number BIGINT", "chunk BINARY"))
 
-    def _new(self) -> Stream:
-        return EventTimeStream(self._rule, self._record, store=self._chunks)
-
-    def _restored(self, state: bytes) -> Stream:
+    def _stream(self, state: bytes | None) -> Stream:
+        if state is None:
+            return EventTimeStream(self._rule, self._record, store=self._chunks)
         return EventTimeStream.restore(state, self._rule, self._record, self._chunks)
 
 
@@ -228,13 +223,8 @@ class RateProcessor(_Processor):
             self._length, rows = first[BATCH_LENGTH], chain([first], rows)
         yield from super().handleInputRows(key, rows, timerValues)
 
-    def _new(self) -> Stream:
-        return self._with_length(RateStream(self._options))
-
-    def _restored(self, state: bytes) -> Stream:
-        return self._with_length(RateStream.restore(state, self._options))
-
-    def _with_length(self, stream: RateStream) -> Stream:
+    def _stream(self, state: bytes | None) -> Stream:
+        stream = RateStream(self._options) if state is None else RateStream.restore(state, self._options)
         if self._length is not None:
             stream.set_batch_length(self._length)
         return stream
@@ -247,11 +237,8 @@ class IdProcessor(_Processor):
         super().__init__(NUMBERED, buckets, wakes=True)
         self._rule = rule
 
-    def _new(self) -> Stream:
-        return IdStream(self._rule)
-
-    def _restored(self, state: bytes) -> Stream:
-        return IdStream.restore(state, self._rule)
+    def _stream(self, state: bytes | None) -> Stream:
+        return IdStream(self._rule) if state is None else IdStream.restore(state, self._rule)
 
 
 def event_time_stream(
