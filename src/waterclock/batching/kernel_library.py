@@ -105,7 +105,7 @@ def _check_layout() -> None:
     fields = (ctypes.c_int64 * 4).from_address(id(probe) + object.__basicsize__)
     shape, strides = ((ctypes.c_int64 * 2).from_address(fields[place]) for place in (2, 3))
     if fields[0] != probe.ctypes.data or (*shape, *strides) != (*probe.shape, *probe.strides):
-        raise UnavailableError(f"its library cannot read the arrays of NumPy {np.__version__}")
+        raise UnavailableError(f"the compiled library cannot read the arrays of NumPy {np.__version__}")
 
 
 class _LibraryFunction:
@@ -114,7 +114,6 @@ class _LibraryFunction:
     def __init__(self, name: str, library: ctypes.CDLL, signature: Signature) -> None:
         self._name = name
         self._call = getattr(library, name)
-        self._signature = signature
         self._pack = Struct(f"={len(signature.arguments) + 1}q").pack
         self._arrays = [(place, kind) for place, kind in enumerate(signature.arguments) if isinstance(kind, Array)]
         dtype = signature.result.dtype
