@@ -251,7 +251,6 @@ def test_the_row_of_a_group_is_deleted_some_minutes_after_its_last_message(
     make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
 ) -> None:
     table = make_table(groups="sequenced")
-    table.receive()  # the first search of a process has nothing to delete
     table.put_many([{"payload": "x", "group": group} for group in ("ends", "begins again", "is paused", "is locked")])
     table.ack(table.receive(4))
     assert table.groups.list() == []
@@ -267,6 +266,17 @@ def test_the_row_of_a_group_is_deleted_some_minutes_after_its_last_message(
     clock.now += ENDED_FOR
     assert heal_all(table.context) == 0  # it deletes what was passed over, which is no fault
     assert names_of_groups(database) == ["begins again", "is paused"]
+
+
+def test_a_new_process_deletes_the_rows_of_groups_that_ended_long_before_it_started(
+    make_table: Callable[..., MessageTable], connect: Callable[..., Database], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(groups="sequenced")
+    table.put("x", group="ended")
+    table.ack(table.receive())
+    clock.now += ENDED_FOR + 60_000_000_000
+    assert connect(clock=clock).table("orders").receive() == []
+    assert names_of_groups(database) == []
 
 
 def let_ended_be_deleted(table: MessageTable, clock: MovableClock) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from waterclock._support import moments
+from waterclock.time import MIN_NS
 
 SWEEP_SHARE = 50
 """Checks of groups take at most one part in this many of the time of all processes: with a million groups a round takes
@@ -75,13 +76,14 @@ class Sweeps:
 class EndedGroups:
     """The progress of deleting the rows of groups that ended `ENDED_FOR` ago.
 
-    Each search begins at the end of the last one of the process, because an index keeps the entries of deleted rows for
-    as long as a transaction holds an old snapshot. The rows before that are left to the check of all groups.
+    The first search of a process finds all of them, because the process before it may have lived for less than
+    `ENDED_FOR`. Each later one begins at the end of the last one, because an index keeps the entries of deleted rows
+    for as long as a transaction holds an old snapshot. Rows that were locked are left to the check of all groups.
     """
 
     def __init__(self) -> None:
         self._due_at = 0
-        self._start: int | None = None
+        self._start = MIN_NS
 
     def begin(self, now: int) -> tuple[int, int] | None:
         """Begin a search; return between which times the groups to delete ended, ns. None: not yet due."""
@@ -89,7 +91,7 @@ class EndedGroups:
             return None
         self._due_at = moments.monotonic_ns() + _DELETE_EVERY
         upto = now - ENDED_FOR
-        return (upto if self._start is None else self._start), upto
+        return self._start, upto
 
     def end(self, upto: int, *, more: bool) -> None:
         """Note that those groups are deleted that ended until then, ns, and whether there are more."""
