@@ -345,6 +345,18 @@ class Backend:
         with self._calls.lock, self._reading_translated(), reader.connect() as connection, connection.begin():
             yield connection
 
+    def look_at_uncommitted(self, work: Callable[[sa.Connection], _T]) -> _T:
+        """Run read-only ``work``, which also sees uncommitted changes of other transactions, if the database can.
+
+        Raises
+        ------
+        WaterclockError
+            As in `snapshot`.
+        """
+        reader = self.dialect.uncommitted_reader(self._own)
+        with self._calls.lock, self._reading_translated(), reader.connect() as connection, connection.begin():
+            return work(connection)
+
     def is_ours(self, connection: SqlConnection) -> bool:
         """Return whether a transaction is ours, and short, rather than a caller's, who may use our engine, too."""
         return not isinstance(connection, sa.Connection) or connection.engine in (self._writer, self._indexed_writer)

@@ -9,14 +9,17 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 from tests.support.statements import Statement, statements_of
-from tests.tables.plans import buffers
+from tests.tables.plans import buffers, pages
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_rows
 from waterclock.tables.messages.claiming.bounded_rows import advance, bounds_of
 
-pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one with bounds
+on_postgresql, on_mariadb, on_both = (
+    pytest.mark.parametrize("database_url", names, indirect=True)
+    for names in (["postgresql"], ["mariadb"], ["postgresql", "mariadb"])
+)
 
 FINISHED = 600
 
@@ -26,7 +29,9 @@ def database(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) 
     """Connect with the database's own clock, by which bounds advance; no other search finds what they miss."""
     monkeypatch.setattr("waterclock.tables.model.claims.bounds.LOOK_BACK_AT_LEAST", 3600.0)
     monkeypatch.setattr(bounded_rows, "ADVANCE_EVERY", 0.0)
+    monkeypatch.setattr(bounded_rows, "_ADVANCE_IN_PAIRS_EVERY", 0.0)
     monkeypatch.setattr(bounded_rows, "_ADVANCE_IDLE_EVERY", 0.0)
+    monkeypatch.setattr(bounded_rows, "WRITTEN_WITHIN", 0)
     return connect()
 
 
@@ -47,6 +52,7 @@ def claim_of(seen: list[Statement]) -> Statement:
     return found
 
 
+@on_postgresql
 @pytest.mark.parametrize("options", [{}, {"purge_by": "partition"}])
 @pytest.mark.usefixtures("held")
 def test_neither_a_claim_nor_a_wait_walks_over_finished_messages(
@@ -64,6 +70,35 @@ def test_neither_a_claim_nor_a_wait_walks_over_finished_messages(
     assert max(buffers(database, *one) for one in seen) < 60 < buffers(database, *claim_of(walking))
 
 
+@on_mariadb
+@pytest.mark.usefixtures("held")
+def test_neither_a_claim_nor_a_wait_walks_over_deleted_messages(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    with database.backend.engine.begin() as connection:
+        for _ in range(20):  # a statement that takes long would put late messages
+            connection.exec_driver_sql("INSERT INTO orders (message) SELECT 'x' FROM seq_1_to_500")
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM orders")
+    table.put("first")
+    [first] = table.receive()
+    first.ack()
+    with statements_of(database.backend, "orders") as walking:
+        table.receive()
+    let_bounds_advance(table, table.context.backend.now())
+    with statements_of(database.backend, "orders") as seen:
+        assert table.receive(wait="1ms") == []
+        table.put("next")
+        assert len(table.receive(2)) == 1
+
+    def most(statements: list[Statement]) -> int:
+        return max(pages(database, *one) for one in statements if one[0].startswith("SELECT"))
+
+    assert 2 * most(seen) < most(walking)
+
+
+@on_postgresql
 @pytest.mark.usefixtures("held")
 def test_ten_priorities_have_bounds(make_table: Callable[..., MessageTable], database: Database) -> None:
     table = make_table()
@@ -78,6 +113,7 @@ def test_ten_priorities_have_bounds(make_table: Callable[..., MessageTable], dat
     assert max(buffers(database, *one) for one in seen) < 200
 
 
+@on_both
 @pytest.mark.usefixtures("held")
 def test_a_new_process_begins_at_the_bounds(
     make_table: Callable[..., MessageTable], connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
@@ -90,11 +126,11 @@ def test_a_new_process_begins_at_the_bounds(
     table.receive()
     another = connect()
     fresh = another.table("orders")
-    with statements_of(another.backend) as seen:
-        assert fresh.receive() == []
-    assert buffers(another, *claim_of(seen)) < 60
+    assert bounds_of(fresh.context) == bounds_of(table.context)
+    assert fresh.receive() == []
 
 
+@on_both
 def test_a_message_due_below_the_bound_is_found(make_table: Callable[..., MessageTable], database: Database) -> None:
     table = make_table()
     later = table.put("rescheduled", delay="1h")
@@ -113,6 +149,7 @@ def test_a_message_due_below_the_bound_is_found(make_table: Callable[..., Messag
     assert table.receive() == []
 
 
+@on_both
 def test_a_wait_ends_at_a_message_due_below_the_bound(make_table: Callable[..., MessageTable]) -> None:
     table = make_table(poll_interval="1h")
     table.put("first")
@@ -124,6 +161,7 @@ def test_a_wait_ends_at_a_message_due_below_the_bound(make_table: Callable[..., 
     assert due == past < now
 
 
+@on_postgresql
 def test_a_claim_after_a_wait_needs_no_search_of_its_own(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
@@ -139,6 +177,7 @@ def test_a_claim_after_a_wait_needs_no_search_of_its_own(
         assert table.receive(wait="1ms") == []
 
 
+@on_postgresql
 def test_messages_found_from_the_cursor_do_not_wait_for_a_second_claim(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
@@ -151,6 +190,7 @@ def test_messages_found_from_the_cursor_do_not_wait_for_a_second_claim(
     assert table.receive(2) == []
 
 
+@on_both
 def test_a_wait_leaves_the_search_from_the_first_message_to_the_next_claim(
     make_table: Callable[..., MessageTable], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,8 +199,9 @@ def test_a_wait_leaves_the_search_from_the_first_message_to_the_next_claim(
     table.ack(table.receive())
     let_bounds_advance(table, table.context.backend.now())
     with database.backend.engine.begin() as connection:
-        connection.exec_driver_sql('ALTER TABLE orders DISABLE TRIGGER "~late"')
-        connection.exec_driver_sql("INSERT INTO orders (message, time_scheduled) VALUES ('hidden', 0)")
+        is_marked = database.backend.dialect.name == "mysql"
+        connection.exec_driver_sql("DROP TRIGGER orders_due" if is_marked else 'DROP TRIGGER "~late" ON orders')
+        connection.exec_driver_sql("INSERT INTO orders (message, time_scheduled, time_next) VALUES ('hidden', 0, 0)")
     assert table.receive() == []
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600.0)
     monkeypatch.setattr("waterclock.tables.model.claims.bounds.moments", later)
@@ -168,6 +209,7 @@ def test_a_wait_leaves_the_search_from_the_first_message_to_the_next_claim(
     assert [one.payload for one in table.receive()] == ["hidden"]
 
 
+@on_postgresql
 def test_a_message_that_a_trigger_of_the_user_makes_due_below_the_bound_is_found(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
@@ -192,6 +234,7 @@ def test_a_message_that_a_trigger_of_the_user_makes_due_below_the_bound_is_found
     assert [changed.payload, *(one.payload for one in table.receive())] == ["changed again", "put"]
 
 
+@on_both
 def test_a_message_that_is_committed_late_holds_the_bound_up(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
@@ -208,18 +251,43 @@ def test_a_message_that_is_committed_late_holds_the_bound_up(
     assert found.payload == "late"
 
 
+@on_both
+def test_an_ack_that_is_rolled_back_holds_the_bound_up(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    table.put("first")
+    table.ack(table.receive())
+    message_id = table.put("second")
+    with database.backend.engine.connect() as connection:
+        connection.execute(
+            sa.text("UPDATE orders SET time_acked = 1, time_next = NULL WHERE id = :id"), {"id": message_id}
+        )
+        began = table.context.backend.now()
+        while table.context.backend.now() < began + 500_000_000:
+            assert table.receive() == []
+        connection.rollback()
+    [found] = table.receive()
+    assert found.payload == "second"
+
+
+@on_both
 def test_a_statement_that_waited_before_it_put_a_message_is_late(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     make_table()
+    # Its time is that of the statement's start.
+    waiting = {
+        "postgresql": "WITH waited AS MATERIALIZED (SELECT pg_sleep(0.3))"
+        " INSERT INTO orders (message) SELECT 'x' FROM waited",
+        "mysql": "INSERT INTO orders (message) SELECT 'x' FROM (SELECT sleep(0.3)) AS waited",
+    }
     with database.backend.engine.begin() as connection:
-        # Its time is that of the statement's start.
-        connection.exec_driver_sql(
-            "WITH waited AS MATERIALIZED (SELECT pg_sleep(0.3)) INSERT INTO orders (message) SELECT 'x' FROM waited"
-        )
+        connection.exec_driver_sql(waiting[database.backend.dialect.name])
         assert connection.exec_driver_sql("SELECT routed FROM orders").scalar() == 2
 
 
+@on_both
 def test_priorities_beyond_the_bounds_are_claimed_as_ever(make_table: Callable[..., MessageTable]) -> None:
     table = make_table()
     for priority in (*range(6), *range(6)):

@@ -114,6 +114,10 @@ class EngineDialect(ABC):
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """Return the engine in the form for transactions that read one snapshot."""
 
+    def uncommitted_reader(self, engine: sa.Engine) -> sa.Engine:
+        """Return the engine in the form for transactions that also read uncommitted changes, if the database can."""
+        return self.reader(engine)
+
     @abstractmethod
     def now(self) -> sa.ColumnElement[int] | None:
         """Return the SQL expression of the database's clock in ns, or None if it has only its host's."""

@@ -81,7 +81,7 @@ _FORBIDDEN = {
 _NOW = sa.literal_column(NOW, sa.BigInteger)
 _ESCAPED = "\0\n\r\x1a\"'\\"
 _REST_OF_PACKET = 65_536  # bytes for the rest of the statement
-_SNAPSHOT = "waterclock_snapshot"
+_READS = "waterclock_reads"
 _MIGRATION_LOCK = "waterclock_migrations"
 _MIGRATION_LOCK_SECONDS = 60
 
@@ -138,7 +138,11 @@ class MariadbDialect(EngineDialect):
 
     def reader(self, engine: sa.Engine) -> sa.Engine:
         """REPEATABLE READ: the first read fixes the snapshot."""
-        return engine.execution_options(**{_SNAPSHOT: True})
+        return engine.execution_options(**{_READS: "REPEATABLE READ"})
+
+    def uncommitted_reader(self, engine: sa.Engine) -> sa.Engine:
+        """READ UNCOMMITTED: reads the newest version of each row."""
+        return engine.execution_options(**{_READS: "READ UNCOMMITTED"})
 
     def now(self) -> sa.ColumnElement[int]:
         """Return `NOW`, the start of the statement."""
@@ -267,8 +271,8 @@ def _set_up(connection: Any, _record: Any) -> None:
 
 def _begin(connection: sa.Connection) -> None:
     options = connection.get_execution_options()
-    if options.get(_SNAPSHOT):
-        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+    if reads := options.get(_READS):
+        connection.exec_driver_sql(f"SET TRANSACTION ISOLATION LEVEL {reads}, READ ONLY")
         return
     # Set for the session, which is usually ours, so it is rarely needed.
     ours = bool(options.get(OURS))

@@ -20,6 +20,7 @@ from waterclock.tables.model.schema import (
     ADOPTED,
     DOCUMENT_COLUMNS,
     INTERNAL_COLUMNS,
+    LATE,
     OWN_COLUMNS,
     check_table_name,
     message_rows,
@@ -83,7 +84,7 @@ def adopt(
         _check(backend, inspector, name, found, options)
         _check_ids(connection, name)
         dialect = table_dialect(backend)
-        theirs = [_as_it_is(column) for column in found.values() if column["name"] not in OWN_COLUMNS]
+        theirs = [_as_it_is(column) for column in found.values() if column["name"] not in (*OWN_COLUMNS, *LATE)]
         added = [column for column in wanted if column.name not in found]
         id_items = dialect.id_items(name, options.id_type)
         rows = message_rows(name, options.id_type, options.payload, [*theirs, *added], id_items)
@@ -129,7 +130,7 @@ def _check(
                 f"cannot adopt {name!r}: Waterclock uses column {column!r} as {wanted}, got"
                 f" {found[column]['type'].compile(shown)}. Rename your column"
             )
-    for column in INTERNAL_COLUMNS:
+    for column in (*INTERNAL_COLUMNS, *LATE):
         if column in found and not begun:
             raise SchemaError(
                 f"cannot adopt {name!r}: Waterclock adds a column {column!r}, which the table already has. Rename your"

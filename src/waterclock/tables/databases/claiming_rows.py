@@ -16,7 +16,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.model.claims.bounds import LOOK_BACK_SHARE
 from waterclock.tables.model.claims.claim import FIRST_SEQ, LOOK_BACK_EVERY, Claimed, Wanted
-from waterclock.tables.model.schema import MESSAGE_KEY, is_waiting, not_acked
+from waterclock.tables.model.schema import LATE, MESSAGE_KEY, is_waiting, not_acked
 from waterclock.time import MIN_NS
 
 ABOVE_EVERY_PRIORITY = 2**31
@@ -289,7 +289,8 @@ class _Search:
             if not self._left:
                 return 0
         between = {"above": self._above, "beneath": BELOW_EVERY_PRIORITY if level is None else level}
-        next_level = _next_level(self._rows, self._now, latest_first=self._sql.latest_first)
+        order = {"latest_first": self._sql.latest_first, "probes": level is not None}
+        next_level = _next_level(self._rows, self._now, **order)
         higher = self._connection.execute(next_level, between).first()
         if higher is not None:
             if higher.first is not None and higher.first <= higher.now:
@@ -302,7 +303,7 @@ class _Search:
         return 0
 
     def _lock_level(self, level: int, low: int) -> None:
-        values = {"of": level, "low": low, "above": self._above, "count": self._left}
+        values = {"of": level, "bound": low, "low": low, "above": self._above, "count": self._left}
         if self._sql.locks_by_key:
             self._lock_by_key(values)
         else:
@@ -311,7 +312,7 @@ class _Search:
 
     def _lock_by_key(self, values: dict[str, Any]) -> None:
         statement = _due_by_key(self._rows, self._now, self._wanted.where)
-        values["from"] = FIRST_SEQ
+        values |= {"low": BEFORE_EVERY_TIME, "from": FIRST_SEQ}
         while True:
             seen = self._connection.execute(statement, values).all()
             ours = [row for row in seen if row.seq is not None]
@@ -351,7 +352,9 @@ class _Search:
 
 
 @built_once(maxsize=256)
-def _next_level(rows: sa.Table, now: sa.ColumnElement[int], *, latest_first: bool) -> sa.Select[*tuple[Any, ...]]:
+def _next_level(
+    rows: sa.Table, now: sa.ColumnElement[int], *, latest_first: bool, probes: bool
+) -> sa.Select[*tuple[Any, ...]]:
     """Select the highest level in between, with the time of its first message.
 
     A search that locks messages begins at that time. While a transaction holds an old snapshot, the index has entries
@@ -366,6 +369,12 @@ def _next_level(rows: sa.Table, now: sa.ColumnElement[int], *, latest_first: boo
     if not latest_first:
         level = found.order_by(rows.c.priority.desc(), rows.c.time_next).limit(1).subquery("level")
         return sa.select(level.c.priority, level.c.time_next.label("first"), now.label("now"))
+    if probes:
+        # Upwards, because a search from the highest priority down goes on through the dead entries of the known level.
+        probe = rows.alias("probe")
+        above, beneath = (sa.bindparam(name, type_=sa.BigInteger) for name in ("above", "beneath"))
+        between = is_waiting(probe), probe.c.priority > beneath, probe.c.priority < above
+        found = found.where(sa.exists().where(*between))
     level = found.order_by(rows.c.priority.desc()).limit(1).subquery("level")
     its = rows.alias("its")
     first = sa.select(its.c.time_next).where(is_waiting(its), its.c.priority == level.c.priority)
@@ -406,28 +415,35 @@ def _by_time(row: _Row) -> tuple[int, int]:
 def _due_by_key(
     rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None
 ) -> sa.Select[*tuple[Any, ...]]:
-    """Find due messages of a level and lock them by their seqs; those that others have locked are NULL."""
-    level, low = sa.bindparam("of", type_=sa.BigInteger), sa.bindparam("low", type_=sa.BigInteger)
-    seen, other = rows.alias("seen"), rows.alias("other")
+    """Find due messages of a level and lock them by their seqs; those that others have locked are NULL.
+
+    Late ones are found in their own index up to ``bound``, and the others from there on.
+    """
+    level, bound, low, first = (sa.bindparam(name, type_=sa.BigInteger) for name in ("of", "bound", "low", "from"))
+    seen, late, other = rows.alias("seen"), rows.alias("late"), rows.alias("other")
+    late_priority, late_due = (sa.column(name, sa.BigInteger) for name in LATE)
     between = sa.exists().where(
         is_waiting(other), other.c.priority > level, other.c.priority < sa.bindparam("above", type_=sa.BigInteger)
     )
     chosen = sa.true() if where is None else where
-    due = (
-        sa.select(seen.c.seq, seen.c.time_next)
-        .where(
+
+    def search(of: Any, time: sa.ColumnElement[int], *which: sa.ColumnElement[bool]) -> sa.Select[Any, int]:
+        behind = (time > low) | ((time == low) & (of.c.seq >= first))
+        its = time <= now, behind, *which, ~between, ClauseAdapter(of).traverse(chosen)
+        found = sa.select(of.c.seq, time.label("time_next")).select_from(of).where(*its)
+        return found.order_by(time, of.c.seq).limit(sa.bindparam("count"))
+
+    both = sa.union_all(
+        search(
+            seen,
+            seen.c.time_next,
             seen.c.time_acked.is_(None),
             seen.c.priority == level,
-            seen.c.time_next <= now,
-            (seen.c.time_next > low)
-            | ((seen.c.time_next == low) & (seen.c.seq >= sa.bindparam("from", type_=sa.BigInteger))),
-            ~between,
-            ClauseAdapter(seen).traverse(chosen),
-        )
-        .order_by(seen.c.time_next, seen.c.seq)
-        .limit(sa.bindparam("count"))
-        .subquery("due")
-    )
+            seen.c.time_next >= bound,
+        ),
+        search(late, late_due, late_priority == level, late_due < bound),
+    ).subquery("both")
+    due = sa.select(both).order_by(both.c.time_next, both.c.seq).limit(sa.bindparam("count")).subquery("due")
     its = rows.c.seq == due.c.seq, not_acked(rows), rows.c.priority == level, rows.c.time_next <= now, chosen
     return (
         sa.select(*columns_read(rows), due.c.time_next.label("due_at"), due.c.seq.label("nth"), now)

@@ -65,6 +65,7 @@ def add_keys(
         "header": source.header or "",
         "unacked": unacked,
         "is_moved": _IS_MOVED % {"differs": differs % {"source": quote(source.column)}},
+        "late_index": quote(f"{rows.name}_late_idx"),
         "moved": quote(f"{rows.name}_moved"),
         **{name: quote(f"{rows.name}_{name}_idx") for name in names},
     }

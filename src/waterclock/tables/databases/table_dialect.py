@@ -169,11 +169,11 @@ class TableDialect(ABC):
         """Return the order of the index of messages that must be routed: by seq."""
         return rows.c.seq
 
-    is_bounded = False  # whether searches for new messages begin at a bound; otherwise at the first one
+    is_bounded = False
+    """Whether a snapshot tells which transactions it sees: then searches for groups and keys begin at bounds."""
 
-    def is_late(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
-        """Return the condition that a message was due in the past when it was put or changed."""
-        raise NotImplementedError
+    marks_late = False
+    """Whether a trigger marks late messages: then claims in tables without groups and keys begin at bounds."""
 
     def first_late(self, rows: sa.FromClause, priority: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Return the time of the first unacked late message of a priority."""

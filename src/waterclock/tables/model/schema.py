@@ -126,11 +126,7 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     """Build columns from a user's dict: names, each with one of our type names or a SQLAlchemy type."""
     made: list[sa.Column[Any]] = []
     for name, kind in (columns or {}).items():
-        if (
-            not _NAME.fullmatch(str(name))
-            or name in OWN_COLUMNS
-            or name in (*_ARGUMENTS, ACKED_DAY, MESSAGE_KEY, LEASED_KEY)
-        ):
+        if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or name in (*_ARGUMENTS, *_UNSEEN):
             raise InvalidArgumentError(
                 f"columns must have valid names that Waterclock does not use, got {quoted(name)}"
             )
@@ -263,7 +259,10 @@ MESSAGE_KEY = "message_key"
 LEASED_KEY = "leased_key"
 """The generated column of such a table on MariaDB: the key of a message that a consumer has; otherwise NULL."""
 
-_UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_KEY)  # columns that only some tables have, and that are not the user's
+LATE_PRIORITY, LATE_DUE = LATE = "late_priority", "late_time_next"
+"""The generated columns of a table without groups and keys on MariaDB: those of a late message, NULL in all others."""
+
+_UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_KEY, *LATE)  # columns that only some tables have, and that are not the user's
 
 _ARGUMENTS = ("payload", "at", "delay", "group", "connection", "unique", "unique_until", "on_conflict")
 
@@ -426,6 +425,11 @@ def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     It misses none: triggers give every unacked message a due time.
     """
     return rows.c.time_acked.is_(None) & rows.c.time_next.is_not(None)
+
+
+def is_late(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return the condition that a message was due in the past when it was put or changed: in tables without groups."""
+    return rows.c.routed == sa.literal_column("2")
 
 
 EXPIRED = 0  # the value of ``acked_by`` of a message that expired and was dropped; no claim has this id

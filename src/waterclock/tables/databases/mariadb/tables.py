@@ -21,11 +21,13 @@ from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.message_keys import column_of
 from waterclock.tables.databases.table_dialect import FoundRows, Key, TableDialect, adapted
+from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import LEASED_KEY, MESSAGE_KEY, IdItem, not_acked
+from waterclock.tables.model.schema import LATE, LATE_DUE, LATE_PRIORITY, LEASED_KEY, MESSAGE_KEY, IdItem, not_acked
+from waterclock.tables.model.values.key_names import KeySource
 
 _SO_MANY_ROWS = sa.text(
     "JSON_TABLE(CONCAT('[1', REPEAT(',1', :more), ']'), '$[*]' COLUMNS (one INT PATH '$')) AS numbers"
@@ -41,17 +43,28 @@ _TRIGGERS = (
     BEGIN
         SET NEW.time_scheduled = COALESCE(NEW.time_scheduled, %(now)s);
         IF NEW.time_acked IS NULL THEN
-            SET NEW.time_next = COALESCE(NEW.time_next, NEW.time_scheduled);
+            SET NEW.time_next = COALESCE(NEW.time_next, NEW.time_scheduled);%(if_late)s
         END IF;
     END""",
     """
     CREATE OR REPLACE TRIGGER %(kept)s BEFORE UPDATE ON %(table)s FOR EACH ROW
     BEGIN
         IF NEW.time_acked IS NULL THEN
-            SET NEW.time_next = COALESCE(NEW.time_next, %(now)s);
+            SET NEW.time_next = COALESCE(NEW.time_next, %(now)s);%(if_late)s
         END IF;
     END""",
 )
+_LATE = {
+    name: f"CASE WHEN routed = 2 AND time_acked IS NULL THEN {column} END"
+    for name, column in ((LATE_PRIORITY, "priority"), (LATE_DUE, "time_next"))
+}
+# SYSDATE() is the current time, and the others the start of the statement, which may have waited for a lock. The times
+# are not compared in the session's time zone, in which an hour repeats in autumn.
+_IF_LATE = f"""
+            IF NEW.time_next < {NOW} - {LATE_BY} + GREATEST(0, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))) * 1000
+            THEN
+                SET NEW.routed = 2;
+            END IF;"""
 # Our own updates always change the claim if they change anything that matters to a group.
 _GROUP_TRIGGER = """
     CREATE OR REPLACE TRIGGER %(moved)s BEFORE UPDATE ON %(table)s FOR EACH ROW
@@ -72,8 +85,9 @@ _BYTEWISE = "CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
 _KEYS = [
     (
         f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, f'VARCHAR(255) {_BYTEWISE}')} STORED",
-        # The server would read all due messages by the other one, and sort them.
-        "DROP INDEX %(next)s ON %(table)s",
+        # The server would read all due messages by the first one, and sort them.
+        f"ALTER TABLE %(table)s DROP INDEX %(next)s, DROP INDEX %(late_index)s, DROP COLUMN {LATE_PRIORITY},"
+        f" DROP COLUMN {LATE_DUE}",
         f"CREATE INDEX %(key)s ON %(table)s (time_acked, {MESSAGE_KEY}, priority, time_next, seq)",
         f"ALTER TABLE %(table)s ADD COLUMN {LEASED_KEY} VARCHAR(255) {_BYTEWISE} GENERATED ALWAYS AS"
         f" (CASE WHEN time_acked IS NULL AND claim_id IS NOT NULL THEN {MESSAGE_KEY} END) STORED",
@@ -102,6 +116,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     keeps_ended = False
     reads_old = True
     orders_groups_by_priority = True
+    marks_late = True
     clock = NOW
 
     @property
@@ -147,14 +162,39 @@ class MariadbTables(ClaimsInSteps, TableDialect):
                 sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.time_acked, rows.c.position),
                 sa.Index(f"{name}_unrouted_idx", rows.c.routed, rows.c.seq),
             ]
+        else:
+            columns = (
+                f"ADD COLUMN IF NOT EXISTS {column} BIGINT AS ({value}) STORED" for column, value in _LATE.items()
+            )
+            added = f"{', '.join(columns)}, ADD INDEX IF NOT EXISTS %(late)s ({', '.join(LATE)})"
+            context = {"table": quote(name), "late": quote(f"{name}_late_idx")}
+            connection.execute(DDL(f"ALTER TABLE %(table)s {added}", context=context))
         if free:
             due = rows.c.group_id, rows.c.time_acked, rows.c.priority, rows.c.time_next
             indexes.append(sa.Index(f"{name}_free_idx", *due))
         for index in indexes:
             connection.execute(CreateIndex(index, if_not_exists=True))  # an adoption may have been interrupted
-        triggers = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
-        for statement in (*_TRIGGERS, *([_GROUP_TRIGGER] if grouped else [])):
-            connection.execute(DDL(statement, context={"table": quote(name), "now": self.clock, **triggers}))
+        self._guard(connection, name, _TRIGGERS, if_late="" if grouped else _IF_LATE)
+        if grouped:
+            self._guard(connection, name, [_GROUP_TRIGGER])
+
+    def _guard(self, connection: sa.Connection, name: str, triggers: Sequence[str], if_late: str = "") -> None:
+        quote = connection.dialect.identifier_preparer.quote
+        context = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
+        context |= {"table": quote(name), "now": self.clock, "if_late": if_late}
+        for trigger in triggers:
+            connection.execute(DDL(trigger, context=context))
+
+    def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
+        """Add the columns and indexes of keys, and mark no late messages."""
+        super().equip_keys(connection, rows, source)
+        self._guard(connection, rows.name, _TRIGGERS)
+
+    def first_late(self, rows: sa.FromClause, priority: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Look it up in the index of late messages."""
+        late_priority, late_due = (sa.column(name, sa.BigInteger) for name in LATE)
+        found = sa.select(late_due).select_from(rows).where(late_priority == priority, late_due.is_not(None))
+        return found.order_by(late_due).limit(1).scalar_subquery()
 
     def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
         """Return the key itself: the server has no indexes by expressions."""

@@ -18,7 +18,7 @@ from waterclock.tables.databases.claiming_rows import (
 )
 from waterclock.tables.databases.postgresql.arrays import Bigints
 from waterclock.tables.model.claims.epochs import after_claim_sql
-from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
+from waterclock.tables.model.schema import PARTITIONED, is_late, is_waiting, not_acked
 from waterclock.tables.model.timing.lease_length import LeaseLength
 
 # As text, because PostgreSQL parses the number before its sign, and its absolute value exceeds bigint.
@@ -39,16 +39,11 @@ def by_priority(rows: sa.FromClause) -> sa.ColumnElement[int]:
     return Grouping(rows.c.priority + sa.literal_column("0"))
 
 
-def is_late(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a message was due in the past when it was put or changed."""
-    return rows.c.routed == sa.literal_column("2")
-
-
 def first_late(rows: sa.FromClause, priority: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
     """Return the time of the first unacked late message of a priority."""
     late = rows.alias("late")
     found = sa.select(late.c.time_next).where(is_late(late), not_acked(late), by_priority(late) == priority)
-    return found.order_by(late.c.time_next).limit(sa.literal_column("1")).correlate(priority.table).scalar_subquery()
+    return found.order_by(late.c.time_next).limit(sa.literal_column("1")).correlate_except(late).scalar_subquery()
 
 
 def key_is(key: sa.Column[int], value: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:

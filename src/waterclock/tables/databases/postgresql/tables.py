@@ -28,7 +28,6 @@ from waterclock.tables.databases.postgresql.claiming_without_groups import (
     by_priority,
     claim_statement,
     first_late,
-    is_late,
     key_is,
 )
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
@@ -42,7 +41,7 @@ from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import PARTITIONED, IdItem, not_acked
+from waterclock.tables.model.schema import PARTITIONED, IdItem, is_late, not_acked
 
 _COLUMNS = sa.text(
     "SELECT CAST(attname AS text) FROM pg_attribute"
@@ -159,6 +158,7 @@ class PostgresqlTables(TableDialect):
     at_once = True
     changed = CHANGED
     is_bounded = True
+    marks_late = True
     clock = _NOW
 
     @property
@@ -234,10 +234,6 @@ class PostgresqlTables(TableDialect):
     def routing_place(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
         """Return the place of a message: changed ones are last, so that a search from a bound finds them."""
         return _routing_place(rows)
-
-    def is_late(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
-        """Use the column that tells changed messages in a table with groups."""
-        return is_late(rows)
 
     def first_late(self, rows: sa.FromClause, priority: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Look it up in the index of late messages."""

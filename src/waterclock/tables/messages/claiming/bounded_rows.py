@@ -1,8 +1,13 @@
 """Lower bounds of the due times in a table without groups, at which the searches of claims begin.
 
 For each priority, no message before the bound is due, except late messages: plain SQL, ``put(at=)`` and ``reschedule``
-may set a due time in the past. A trigger marks late messages (`TableDialect.is_late`), and they have an index of their
-own. The bounds need a database that tells which transactions a snapshot sees (`TableDialect.seen_by`).
+may set a due time in the past. A trigger marks late messages (`is_late`), and they have an index of their
+own. A bound advances by searches that find nothing before it:
+
+- If a snapshot tells which transactions it sees (`TableDialect.seen_by`), see `ProvenBound`.
+- Otherwise by one search that also sees uncommitted messages, and one after it that sees committed ones, in case a
+  transaction that has changed some rolls back. The bound stays `WRITTEN_WITHIN` behind the clock, because a message may
+  be written between the two searches whose time was read before them.
 """
 
 from __future__ import annotations
@@ -12,20 +17,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from waterclock._support import moments
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
-from waterclock.tables.databases.postgresql.arrays import Bigints
-from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED
-from waterclock.tables.model.schema import is_waiting
+from waterclock.tables.databases.claiming_rows import MOST_MARKS
+from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, GroupSearch
+from waterclock.tables.model.schema import is_late, is_waiting
 from waterclock.time import MAX_NS
 
 ADVANCE_EVERY = 0.1
 """Seconds between two searches that advance the bounds while messages are claimed: each is a round trip."""
+
+_ADVANCE_IN_PAIRS_EVERY = 0.5
+"""The same if each is two searches, in transactions of their own."""
 
 _ADVANCE_IDLE_EVERY = 5.0
 """The same while none is claimed, once so many searches have followed the last claim that the bounds are behind it."""
@@ -37,7 +43,7 @@ def has_bounds(context: TableContext) -> bool:
     """Return whether claims of a table begin at bounds."""
     options = context.options
     return (
-        context.sql.is_bounded
+        context.sql.marks_late
         and options.groups is None
         and options.turns_by is None
         and context.backend.has_own_clock  # the trigger's
@@ -48,33 +54,52 @@ def bounds_of(context: TableContext) -> Mapping[int, int]:
     """Return the time by priority before which nothing is due except late messages, ns."""
     if not has_bounds(context):
         return {}
-    return {priority: bound.value for priority, bound in context.reached.groups.of_unassigned().items()}
+    bounds = {priority: bound.value for priority, bound in context.reached.groups.of_unassigned().items()}
+    # A claim in steps has two statements for each priority with a bound.
+    return bounds if context.sql.is_bounded or len(bounds) <= MOST_MARKS else {}
 
 
 def advance(context: TableContext) -> None:
     """Search for due messages from a table's bounds on, so that these advance, if the last search is old enough."""
-    if begins_search(context):
-        context.backend.alone(lambda own: _search(context, own, None), durable=False)
+    if not begins_search(context):
+        return
+    search = context.reached.groups.begin(UNASSIGNED)
+
+    def look(connection: SqlConnection) -> _FirstsFound:
+        return _look(context, connection, _lows_of(search), None)
+
+    uncommitted = [] if context.sql.is_bounded else [context.backend.look_at_uncommitted(look)]
+    _note(context, search, *uncommitted, context.backend.alone(look, durable=False))
 
 
-def _search(context: TableContext, connection: SqlConnection, until: int | None) -> sa.Row[*tuple[Any, ...]]:
-    """Search from the bounds on, up to ``until`` or to now, and note the result."""
-    bounds = context.reached.groups
-    search = bounds.begin(UNASSIGNED)
-    lows = dict(zip(search.priorities, (one.low for one in search.unassigned), strict=True))
-    values = {**_values_of(lows), "marks": bounds.needs_mark(UNASSIGNED), "until": until}
-    found = connection.execute(_looking(context), values).one()
-    bounds.note(
+def _look(context: TableContext, connection: SqlConnection, lows: Mapping[int, int], until: int | None) -> _FirstsFound:
+    """Search from ``lows`` on, up to ``until``, or as far as a bound may be."""
+    values = {"marks": context.reached.groups.needs_mark(UNASSIGNED), "until": until, "behind": _behind(context)}
+    return _FirstsFound(
+        connection.execute(_looking(context, len(lows)), {**_values_of(lows), **values}).one(), len(lows)
+    )
+
+
+def _behind(context: TableContext) -> int:
+    return LATE_BY if context.sql.is_bounded else LATE_BY + WRITTEN_WITHIN
+
+
+def _lows_of(search: GroupSearch) -> dict[int, int]:
+    return dict(zip(search.priorities, (one.low for one in search.unassigned), strict=True))
+
+
+def _note(context: TableContext, search: GroupSearch, *found: _FirstsFound) -> None:
+    firsts = [[one for one in of if one is not None] for of in zip(*(one.firsts for one in found), strict=True)]
+    context.reached.groups.note(
         search,
         SimpleNamespace(
-            now=found.now - LATE_BY,
-            oldest=found.oldest,
-            mark=found.mark,
-            firsts=found.firsts,
-            of_unassigned=found.unknown,
+            now=found[0].now - _behind(context),
+            oldest=found[0].oldest,
+            mark=found[0].mark,
+            firsts=[min(of, default=None) for of in firsts],
+            of_unassigned=found[-1].unknown,
         ),
     )
-    return found
 
 
 def is_ahead(context: TableContext) -> bool:
@@ -86,7 +111,8 @@ def begins_search(context: TableContext) -> bool:
     """Return whether the last search that advances bounds is old enough for the next one, and note that it begins."""
     reached = context.reached
     now = moments.monotonic()
-    if now - reached.advanced_at < (ADVANCE_EVERY if reached.searches_left else _ADVANCE_IDLE_EVERY):
+    every = ADVANCE_EVERY if context.sql.is_bounded else _ADVANCE_IN_PAIRS_EVERY
+    if now - reached.advanced_at < (every if reached.searches_left else _ADVANCE_IDLE_EVERY):
         return False
     reached.advanced_at = now
     reached.searches_left = max(0, reached.searches_left - 1)
@@ -100,69 +126,70 @@ def note_claimed(context: TableContext) -> None:
 
 def due_from_bounds(context: TableContext, connection: SqlConnection) -> tuple[int | None, int] | None:
     """Return when a message may be due, and the current time, ns; None if a priority without a bound has messages."""
-    if not bounds_of(context):  # the search from the first message is left to `advance`
+    lows = bounds_of(context)  # the search from the first message is left to `advance`
+    if not lows:
         return None
-    reached = context.reached
-    reached.advanced_at, reached.searches_left = moments.monotonic(), max(0, reached.searches_left - 1)
-    found = _search(context, connection, MAX_NS)
+    if context.sql.is_bounded:
+        reached = context.reached
+        reached.advanced_at, reached.searches_left = moments.monotonic(), max(0, reached.searches_left - 1)
+        search = reached.groups.begin(UNASSIGNED)
+        found = _look(context, connection, _lows_of(search), MAX_NS)
+        _note(context, search, found)
+    else:
+        found = _look(context, connection, lows, MAX_NS)
     if found.unknown is not None:
         return None
-    due = [one for one in (*found.firsts, found.late) if one is not None]
+    due = [one for one in (*found.firsts, *found.lates) if one is not None]
     return min(due, default=None), found.now
+
+
+class _FirstsFound:
+    """The result of `_looking` for so many priorities, with None for those without messages."""
+
+    def __init__(self, row: Any, count: int) -> None:
+        self.now, self.oldest, self.mark, *times = row
+        self.firsts, self.lates = times[:count], times[count : 2 * count]
+        self.unknown = max((one for one in times[2 * count :] if one is not None), default=None)
 
 
 def _values_of(lows: Mapping[int, int]) -> dict[str, Any]:
     known = sorted(lows, reverse=True)
-    return {
-        "known": known,
-        "lows": [lows[priority] for priority in known],
-        "aboves": [ABOVE_EVERY_PRIORITY, *known],
-        "beneaths": [*known, BELOW_EVERY_PRIORITY],
-    }
-
-
-def _pairs(name: str, one: str, another: str) -> sa.TableValuedAlias:
-    values = [sa.bindparam(each, type_=Bigints()) for each in (one, another)]
-    columns = sa.column("priority", sa.BigInteger), sa.column("low", sa.BigInteger)
-    return sa.func.unnest(*values).table_valued(*columns).render_derived(name)
+    values = {f"known_{place}": priority for place, priority in enumerate(known)}
+    values |= {f"low_{place}": lows[priority] for place, priority in enumerate(known)}
+    values |= {f"below_{place}": priority - 1 for place, priority in enumerate(known)}
+    return values | {f"above_{place}": priority + 1 for place, priority in enumerate(known, 1)}
 
 
 @built_once(maxsize=256)
-def _looking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    """Search for the first message of each priority up to ``until``, or to now, and for priorities without a bound."""
+def _looking(context: TableContext, count: int) -> sa.Select[*tuple[Any, ...]]:
+    """Search for messages of ``count`` priorities up to ``until``, for late ones, and for other priorities.
+
+    Each is a search of its own, because MariaDB begins at a bound only if that is a constant.
+    """
     rows, sql, now = context.rows, context.sql, context.backend.now_sql()
-    known, ranges = _pairs("given", "known", "lows"), _pairs("ranges", "aboves", "beneaths")
-    first = (
-        sa.select(rows.c.time_next)
-        .where(
-            is_waiting(rows),
-            ~sql.is_late(rows),
-            rows.c.priority == known.c.priority,
-            rows.c.time_next >= known.c.low,
-            rows.c.time_next <= sa.func.coalesce(sa.bindparam("until", type_=sa.BigInteger), now),
-        )
-        .order_by(rows.c.time_next)
-        .limit(1)
-        .correlate(known)
-        .scalar_subquery()
-    )
-    firsts = sa.select(known.c.priority, first.label("first"), sql.first_late(rows, known.c.priority).label("late"))
-    each = firsts.cte("firsts")
-    in_order = sa.func.array_agg(aggregate_order_by(each.c.first, each.c.priority.desc()))
-    between = (
-        sa.select(rows.c.priority)
-        .where(is_waiting(rows), rows.c.priority < ranges.c.priority, rows.c.priority > ranges.c.low)
-        .order_by(rows.c.priority.desc())
-        .limit(1)
-        .lateral("between")
-    )
-    unknown = sa.select(sa.func.max(between.c.priority)).select_from(sa.join(ranges, between, sa.true()))
-    oldest, mark = sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
-    return sa.select(
-        now.label("now"),
-        oldest.label("oldest"),
-        mark.label("mark"),
-        sa.select(sa.type_coerce(in_order, sa.ARRAY(sa.BigInteger))).scalar_subquery().label("firsts"),
-        sa.select(sa.func.min(each.c.late)).scalar_subquery().label("late"),
-        unknown.scalar_subquery().label("unknown"),
-    )
+    given, behind = (sa.bindparam(name, type_=sa.BigInteger) for name in ("until", "behind"))
+    until = sa.func.coalesce(given, now - behind)
+    known = [sa.bindparam(f"known_{place}", type_=sa.BigInteger) for place in range(count)]
+    columns: list[sa.ColumnElement[Any]] = [now, *_seen_by(context)]
+    for place, priority in enumerate(known):
+        its = is_waiting(rows), ~is_late(rows), rows.c.priority == priority
+        low = sa.bindparam(f"low_{place}", type_=sa.BigInteger)
+        first = sa.select(rows.c.time_next).where(*its, rows.c.time_next >= low, rows.c.time_next <= until)
+        columns.append(first.order_by(rows.c.time_next).limit(1).scalar_subquery())
+    columns += (sql.first_late(rows, priority) for priority in known)
+    for place in range(count + 1):
+        # A search that finds nothing would go on through the dead entries of the priority behind the range.
+        order = rows.c.priority if place == 0 < count else rows.c.priority.desc()
+        between = [is_waiting(rows)]
+        if place > 0:
+            between.append(rows.c.priority <= sa.bindparam(f"below_{place - 1}", type_=sa.BigInteger))
+        if place < count:
+            between.append(rows.c.priority >= sa.bindparam(f"above_{place + 1}", type_=sa.BigInteger))
+        columns.append(sa.select(rows.c.priority).where(*between).order_by(order).limit(1).scalar_subquery())
+    return sa.select(*(column.label(f"column_{place}") for place, column in enumerate(columns)))
+
+
+def _seen_by(context: TableContext) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
+    if context.sql.is_bounded:
+        return context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
+    return sa.null(), sa.null()

@@ -52,12 +52,13 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
         return _claim_groups(context, wanted) if context.sql.at_once else _claim_in_steps(context, wanted, ())
     if context.options.turns_by is not None:
         return _claim_keyed(context, wanted)
-    is_bounded = context.sql.is_bounded and has_bounds(context)
+    is_bounded = context.sql.marks_late and has_bounds(context)
     if is_bounded and not is_ahead(context):
         advance(context)  # before a claim, which must not fail once it has messages
     marks, bounds = context.marks, bounds_of(context) if is_bounded else _NO_MARKS
     chooses = wanted.where is not None or wanted.order
-    cursor = _NO_MARKS if chooses else marks.now()
+    # In steps, a claim from the cursor that gets too few costs more than the few finished messages behind the bound.
+    cursor = _NO_MARKS if chooses or (bounds and not context.sql.is_bounded) else marks.now()
     claimed = _claim_rows(context, wanted, {**bounds, **cursor})
     if is_bounded and claimed:
         note_claimed(context)
@@ -163,7 +164,14 @@ def is_idle(context: TableContext) -> bool:
     """Return whether certainly nothing is due, if that is cheaper than a claim; False if it may be."""
     walks = context.marks.walks
     options = context.options
-    if options.groups is not None or options.turns_by is not None or not walks.should_ask() or bounds_of(context):
+    if options.groups is not None or options.turns_by is not None:
+        return False
+    if bounds_of(context):
+        if context.sql.is_bounded:  # a claim is a single statement, too
+            return False
+        advance(context)  # in place of the claim that may be omitted
+        return context.backend.alone(partial(_is_nothing_due, context), durable=False)
+    if not walks.should_ask():
         return False
     began = moments.monotonic()
     question = _any_due(context.rows, context.backend.now_sql())
@@ -174,6 +182,11 @@ def is_idle(context: TableContext) -> bool:
         found = context.backend.alone(lambda own: own.execute(question).scalar(), durable=False)
     walks.asked(moments.monotonic() - began)
     return found is None
+
+
+def _is_nothing_due(context: TableContext, connection: SqlConnection) -> bool:
+    found = due_from_bounds(context, connection)
+    return found is not None and (found[0] is None or found[0] > found[1])
 
 
 @built_once(maxsize=256)

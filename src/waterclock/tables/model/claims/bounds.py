@@ -46,6 +46,9 @@ processes that each live for a few seconds would never find a message below them
 
 MOST_OWNERS = 100  # consumers of exclusive groups in a process that have bounds: a process may use any number of names
 
+WRITTEN_WITHIN = 1_000_000_000
+"""How long after a trigger of a row has read the clock the entries of that row are in the indexes, ns."""
+
 _ORDER = itertools.count(1)
 
 
@@ -64,7 +67,7 @@ class Snapshot:
     """The database as a search saw it."""
 
     now: int  # the database's time, ns
-    oldest: int  # all transactions with a lower id had ended
+    oldest: int | None  # all transactions with a lower id had ended; None: it saw uncommitted changes, too
     mark: int | None  # the id of the search's transaction; None: unknown
 
 
@@ -127,6 +130,9 @@ class ProvenBound:
                 self.reset()
                 return
             self._distrusted_until = None
+        if snapshot.oldest is None:
+            self.value = max(self.value, end)
+            return
         candidate = self._candidate
         if candidate is not None and candidate.mark is not None:
             if snapshot.oldest < candidate.mark:
