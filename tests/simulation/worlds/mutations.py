@@ -117,7 +117,7 @@ _window = routing._route_window
 _as_before = lost_claims._as_before
 _join = consumers.join
 _ack_leased = acking._ack_leased_rows
-_back_off_row = acking._back_off_row
+_return = acking._return
 _bury = dead_letters.bury
 _lock_free = group_state.lock_free_groups
 
@@ -150,8 +150,8 @@ def _all_acked(context: Any, connection: Any, leased: Any) -> Acked:
     return Acked(frozenset(), 0)
 
 
-def _at_once(context: Any, connection: Any, taken: Any, _delay: int, error: str | None) -> bool:
-    return _back_off_row(context, connection, taken, 0, error)
+def _at_once(context: Any, connection: Any, leased: Any, statement: Any, values: Any) -> bool:
+    return _return(context, connection, leased, statement, {**values, "delay": 0})
 
 
 def _all_still(_context: Any, _connection: Any, leased: Any) -> list[bool]:
@@ -275,8 +275,8 @@ MUTATIONS = {
         ),
         Mutation("lost_acks_count", "rows", replaced=((acking, "_ack_leased_rows", _all_acked),)),
         # Retries and order
-        Mutation("back_off_is_lost", "rows_fail", replaced=((acking, "_back_off_row", _at_once),)),
-        Mutation("back_off_in_groups_is_lost", "one_fails", replaced=((acking, "_back_off_row", _at_once),)),
+        Mutation("back_off_is_lost", "rows_fail", replaced=((acking, "_return", _at_once),)),
+        Mutation("back_off_in_groups_is_lost", "one_fails", replaced=((acking, "_return", _at_once),)),
         # Settling
         Mutation("routing_settles_nothing", "two_receive", replaced=((routing, "settle", _nothing), *NO_SWEEP)),
         # Expiry

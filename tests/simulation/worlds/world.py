@@ -220,7 +220,7 @@ class Stage:
     def _forget_all(self) -> None:
         for name, database in self._databases.items():
             per_database_cache.forget(database.backend)
-            database.backend._sessions = (database.backend._sessions[0], sum(name.encode()) * 7919)
+            database.backend.session = sum(name.encode()) * 7919
 
     def leave(self, process: str) -> None:
         """Open a process anew for the next run, because the server has ended connections that it keeps."""
