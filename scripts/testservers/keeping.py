@@ -186,13 +186,15 @@ def _keep(folder: Path, found: Sequence[Found], owner: int | None, report: int) 
             control.bind(str(folder / _CONTROL))
             control.listen()
             answer = _start_all(folder, found, servers)
+            if "error" in answer:
+                _end(folder, servers)  # before the answer: nothing is left once it is known
             json.dump(answer, pipe)
             pipe.close()
             if "error" not in answer:
                 asker = _serve(folder, servers, control, owner)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        answer = _end(folder, servers)
+        answer = _end(folder, servers) if folder.exists() else {}
         if asker:
             _answer(asker, answer)
 

@@ -257,7 +257,7 @@ def test_a_checkpoint_that_is_older_than_a_topic_is_refused_before_a_micro_batch
         topic.append([sent(0)], producer="r-rejected-1", sequence=5)  # of micro-batch 0, which is repeated
         MicroBatchWriter.enter(spark, pipeline, enter(spark, pipeline))
         topic.append([sent(1)], producer="r-rejected-0", sequence=2 << 32)
-    with pytest.raises(wc.InvalidArgumentError, match="its micro-batch 2, and the checkpoint ends with 0"):
+    with pytest.raises(wc.InvalidArgumentError, match="micro-batch 2, but the checkpoint ends with 0"):
         MicroBatchWriter.enter(spark, pipeline, enter(spark, pipeline))
 
 

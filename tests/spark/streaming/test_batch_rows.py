@@ -107,7 +107,12 @@ def test_a_row_group_of_a_parquet_output_is_bounded_by_bytes_however_few_rows_it
     monkeypatch.setitem(outputs.PARQUET_OPTIONS, "parquet.block.size", str(64 << 10))
     rows = spark.createDataFrame([(os.urandom(20_000),) for _ in range(20)], "payload BINARY").coalesce(1)
     outputs.write_parquet(
-        rows, read(write(tmp_path)).source, f"{tmp_path}/batches/run=1", what="rejected", check=lambda: None
+        rows,
+        read(write(tmp_path)).source,
+        f"{tmp_path}/batches/run=1",
+        what="rejected",
+        repeats=False,
+        check=lambda: None,
     )
     (file,) = (pq.ParquetFile(path).metadata for path in tmp_path.glob("batches/run=1/*.parquet"))
     groups = [file.row_group(number) for number in range(file.num_row_groups)]

@@ -258,5 +258,5 @@ def test_a_rejected_message_repeated_with_another_publish_time_is_not_a_repeat(
 
     assert send(clock.now + 3600 * 10**9).count == 0
     assert send(clock.now + 3600 * 10**9).duplicate
-    with pytest.raises(InvalidArgumentError, match="other times, and 1 of the messages were rejected"):
+    with pytest.raises(InvalidArgumentError, match="other event or receive times, and 1 of them were rejected"):
         send(clock.now)

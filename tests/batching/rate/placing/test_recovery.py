@@ -420,10 +420,10 @@ def test_a_call_too_long_to_be_cut_warns_by_the_names_of_source_and_stream() -> 
             LongCallWarning, match="source 's', stream 'det': .* of one call span more than 1000 batch lengths of 1s"
         ):
             batcher.add(long)
-        with pytest.warns(LongCallWarning, match="^stream 'det': one call"):
+        with pytest.warns(LongCallWarning, match="^stream 'det': the event times of one call"):
             columns.add(*laid_out([long], NAMES))
     columns = RateAwareColumns.restore(columns.state())
-    with pytest.warns(LongCallWarning, match="^stream '5': one call"):
+    with pytest.warns(LongCallWarning, match="^stream '5': the event times of one call"):
         columns.add(*laid_out([long], NAMES))
 
 

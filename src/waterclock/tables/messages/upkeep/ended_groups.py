@@ -23,24 +23,17 @@ _log = logging.getLogger(__name__)
 
 def delete_ended(context: TableContext) -> None:
     """Delete some of the rows, if the last deletion is old enough."""
-    times = context.ended_groups.begin(context.backend.now_about())
-    if times is None:
+    if not context.ended_groups.is_due:
         return
-    start, upto = times
-
-    def delete(own: SqlConnection) -> list[int]:
-        found = own.execute(_ended(context), {"start": start, "upto": upto}).all()
-        if found:
-            own.execute(_deleting(context), {"groups": [row.group_id for row in found]})
-        return [row.ended_at for row in found]
-
+    start, upto = context.ended_groups.begin(context.backend.now_about())
+    values = {"start": start, "upto": upto}
     try:
-        ended = context.backend.transact(delete, indexed=True)
+        ended = context.backend.alone(lambda own: own.execute(_deleting(context), values).all(), durable=False)
     except (RefusedError, UnavailableError) as error:
         _log.info("cannot delete ended groups of table %r: %s", context.name, in_a_line(said_of(error)))
         return
     more = len(ended) == _AT_ONCE
-    context.ended_groups.end(ended[-1] if more else upto, more=more)
+    context.ended_groups.end(max(row.ended_at for row in ended) if more else upto, more=more)
 
 
 def is_left_over(context: TableContext) -> sa.ColumnElement[bool]:
@@ -54,16 +47,15 @@ def delete_left_over(context: TableContext, connection: SqlConnection, names: Co
 
 
 @built_once(maxsize=256)
-def _ended(context: TableContext) -> sa.Select[str, int]:
+def _deleting(context: TableContext) -> sa.Executable:
     start, upto = (sa.bindparam(name, type_=sa.BigInteger) for name in ("start", "upto"))
     its = groups.c.table_id == context.table_id, groups.c.ended_at >= start, groups.c.ended_at <= upto
-    found = sa.select(groups.c.group_id, groups.c.ended_at).where(*its, *needless()).order_by(groups.c.ended_at)
-    return found.limit(_AT_ONCE).with_for_update(skip_locked=True)
-
-
-@built_once(maxsize=256)
-def _deleting(context: TableContext) -> sa.Delete:
-    return sa.delete(groups).where(these_groups(context))
+    place = sa.literal_column(f"{groups.name}.ctid")
+    ended = sa.select(place).select_from(groups).where(*its, *needless()).order_by(groups.c.ended_at)
+    ended = ended.limit(_AT_ONCE).with_for_update(skip_locked=True).correlate(None)
+    # By places, because a planner that believes the catalogue empty would scan all groups for a join.
+    places = sa.func.array(ended.scalar_subquery())
+    return sa.delete(groups).where(place == sa.any_(places)).returning(groups.c.ended_at)
 
 
 @built_once(maxsize=256)

@@ -18,7 +18,7 @@ ENDED_FOR = 300_000_000_000
 among all its earlier versions that an old snapshot shows; the rows of so many groups are stored meanwhile.
 """
 
-_DELETE_EVERY = 1_000_000_000  # after how long a process deletes the rows of ended groups again, ns
+_DELETE_EVERY = 10_000_000_000  # after how long a process deletes the rows of ended groups again, ns
 
 _FIRST_AFTER = 1_000_000_000  # after how long a process checks for the first time, ns, even if it is always busy
 
@@ -85,13 +85,15 @@ class EndedGroups:
         self._due_at = 0
         self._start = MIN_NS
 
-    def begin(self, now: int) -> tuple[int, int] | None:
-        """Begin a search; return between which times the groups to delete ended, ns. None: not yet due."""
-        if moments.monotonic_ns() < self._due_at:
-            return None
+    @property
+    def is_due(self) -> bool:
+        """Return whether the last search is old enough for the next one."""
+        return moments.monotonic_ns() >= self._due_at
+
+    def begin(self, now: int) -> tuple[int, int]:
+        """Begin a search; return between which times the groups to delete ended, ns."""
         self._due_at = moments.monotonic_ns() + _DELETE_EVERY
-        upto = now - ENDED_FOR
-        return self._start, upto
+        return self._start, now - ENDED_FOR
 
     def end(self, upto: int, *, more: bool) -> None:
         """Note that those groups are deleted that ended until then, ns, and whether there are more."""
