@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -269,6 +270,26 @@ def test_an_ack_that_is_rolled_back_holds_the_bound_up(
         connection.rollback()
     [found] = table.receive()
     assert found.payload == "second"
+
+
+@on_mariadb
+def test_a_message_whose_insert_waits_for_a_lock_holds_the_bound_up(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    table.put("first")
+    table.ack(table.receive())
+    locking = database.backend.engine.execution_options(isolation_level="REPEATABLE READ")
+    with ThreadPoolExecutor(1) as threads, locking.connect() as connection:
+        connection.exec_driver_sql("SELECT seq FROM orders FOR UPDATE")  # locks the gap behind the last message, too
+        waiting = threads.submit(table.put, "waited")
+        began = table.context.backend.now()
+        while table.context.backend.now() < began + 1_000_000_000:
+            assert table.receive() == []
+        connection.rollback()
+        waiting.result()
+    [found] = table.receive()
+    assert found.payload == "waited"
 
 
 @on_both

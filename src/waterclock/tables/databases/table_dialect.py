@@ -179,6 +179,10 @@ class TableDialect(ABC):
         """Return the time of the first unacked late message of a priority."""
         raise NotImplementedError
 
+    def now_without_lock_waits(self, connection: SqlConnection) -> int | None:
+        """Return the current time in ns, or None if a statement may wait for a lock after a trigger read the clock."""
+        raise NotImplementedError
+
     def seen_by(self, marks: sa.ColumnElement[bool]) -> tuple[sa.ColumnElement[int], sa.ColumnElement[int]]:
         """Return the oldest transaction in progress, and if ``marks`` the id of this one."""
         raise NotImplementedError

@@ -35,6 +35,10 @@ _SO_MANY_ROWS = sa.text(
 _COLUMNS = sa.text(
     "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = :name"
 )
+_NOW_WITHOUT_LOCK_WAITS = sa.text(
+    f"SELECT IF(variable_value = 0, {NOW}, NULL) FROM information_schema.global_status"  # noqa: S608  # a constant
+    " WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'"
+)
 _TAKEN_AT_ONCE = 250  # messages that one statement claims: the server reads the ends of all leases for each of them
 
 _TRIGGERS = (
@@ -195,6 +199,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         late_priority, late_due = (sa.column(name, sa.BigInteger) for name in LATE)
         found = sa.select(late_due).select_from(rows).where(late_priority == priority, late_due.is_not(None))
         return found.order_by(late_due).limit(1).scalar_subquery()
+
+    def now_without_lock_waits(self, connection: SqlConnection) -> int | None:
+        """Read how many statements of the server wait for row locks, which needs no privilege."""
+        return connection.execute(_NOW_WITHOUT_LOCK_WAITS).scalar()
 
     def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
         """Return the key itself: the server has no indexes by expressions."""

@@ -7,7 +7,8 @@ own. A bound advances by searches that find nothing before it:
 - If a snapshot tells which transactions it sees (`TableDialect.seen_by`), see `ProvenBound`.
 - Otherwise by one search that also sees uncommitted messages, and one after it that sees committed ones, in case a
   transaction that has changed some rolls back. The bound stays `WRITTEN_WITHIN` behind the clock, because a message may
-  be written between the two searches whose time was read before them.
+  be written between the two searches whose time was read before them. It does not advance while a statement waits for
+  a lock, which may be an INSERT.
 """
 
 from __future__ import annotations
@@ -63,13 +64,18 @@ def advance(context: TableContext) -> None:
     """Search for due messages from a table's bounds on, so that these advance, if the last search is old enough."""
     if not begins_search(context):
         return
+    began = None
+    if not context.sql.is_bounded:
+        began = context.backend.alone(context.sql.now_without_lock_waits, durable=False)
+        if began is None:
+            return
     search = context.reached.groups.begin(UNASSIGNED)
 
     def look(connection: SqlConnection) -> _FirstsFound:
         return _look(context, connection, _lows_of(search), None)
 
     uncommitted = [] if context.sql.is_bounded else [context.backend.look_at_uncommitted(look)]
-    _note(context, search, *uncommitted, context.backend.alone(look, durable=False))
+    _note(context, search, *uncommitted, context.backend.alone(look, durable=False), began=began)
 
 
 def _look(context: TableContext, connection: SqlConnection, lows: Mapping[int, int], until: int | None) -> _FirstsFound:
@@ -88,12 +94,12 @@ def _lows_of(search: GroupSearch) -> dict[int, int]:
     return dict(zip(search.priorities, (one.low for one in search.unassigned), strict=True))
 
 
-def _note(context: TableContext, search: GroupSearch, *found: _FirstsFound) -> None:
+def _note(context: TableContext, search: GroupSearch, *found: _FirstsFound, began: int | None = None) -> None:
     firsts = [[one for one in of if one is not None] for of in zip(*(one.firsts for one in found), strict=True)]
     context.reached.groups.note(
         search,
         SimpleNamespace(
-            now=found[0].now - _behind(context),
+            now=(found[0].now if began is None else began) - _behind(context),
             oldest=found[0].oldest,
             mark=found[0].mark,
             firsts=[min(of, default=None) for of in firsts],
