@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.support.statements import noted
 from tests.tables.conftest import MovableClock
 from tests.tables.options.plain_sql import catch_up, run
 from tests.tables.received import payloads
@@ -304,6 +306,41 @@ def _count(delivery: Delivery, held: Counter[str], lock: threading.Lock, too_man
         held[key] += 1
         if held[key] > 2:
             too_many.append(key)
+
+
+class _BrokenOff(BaseException):
+    """Ends a claim as a kill would: no further statement is sent, and the connection is closed."""
+
+
+def test_a_claim_that_is_broken_off_at_any_statement_keeps_the_limit_and_loses_nothing(
+    limited: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    _put(limited, "a0", "a1", "a2")
+    limited.receive(1)
+    _put(limited, "a3", "b0", "b1", "b2")
+    leased = sa.text("SELECT count(*) FROM orders WHERE claim_id IS NOT NULL GROUP BY customer")
+    broken_off = 0
+    for statements in count():
+        left = iter(range(statements))
+
+        def break_off(*_: Any, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise _BrokenOff
+
+        try:
+            with noted(database.backend, break_off):
+                limited.receive()
+            break
+        except _BrokenOff:
+            broken_off += 1
+            with database.backend.engine.connect() as connection:
+                assert max(connection.scalars(leased)) <= 2
+    assert broken_off > 3
+    clock.move("31s")
+    for names in ({"a0", "a1", "b0", "b1"}, {"a2", "a3", "b2"}, set[str]()):
+        claimed = limited.receive()
+        assert {one.payload for one in claimed} == names
+        limited.ack(claimed)
 
 
 @pytest.mark.parametrize(
