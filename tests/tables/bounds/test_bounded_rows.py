@@ -292,6 +292,39 @@ def test_a_message_whose_insert_waits_for_a_lock_holds_the_bound_up(
     assert found.payload == "waited"
 
 
+@on_mariadb
+def test_a_search_from_the_first_message_finds_hidden_ones_while_a_statement_waits_for_a_lock(
+    make_table: Callable[..., MessageTable], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table()
+    table.put("first")
+    table.ack(table.receive())
+    let_bounds_advance(table, table.context.backend.now())
+    engine = database.backend.engine
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TRIGGER orders_due")
+        connection.exec_driver_sql("INSERT INTO orders (message, time_scheduled, time_next) VALUES ('hidden', 0, 0)")
+
+    def lock(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("SELECT seq FROM orders WHERE message = 'first' FOR UPDATE")
+
+    def wait() -> None:
+        with engine.begin() as connection:
+            lock(connection)
+
+    with ThreadPoolExecutor(1) as threads, engine.connect() as connection:
+        lock(connection)
+        threads.submit(wait)
+        while database.backend.alone(table.context.sql.now_without_lock_waits) is not None:
+            time.sleep(0.01)
+        assert table.receive() == []
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600.0)
+        monkeypatch.setattr("waterclock.tables.model.claims.bounds.moments", later)
+        found = [one.payload for _ in range(2) for one in table.receive()]
+        connection.rollback()
+    assert found == ["hidden"]
+
+
 @on_both
 def test_a_statement_that_waited_before_it_put_a_message_is_late(
     make_table: Callable[..., MessageTable], database: Database

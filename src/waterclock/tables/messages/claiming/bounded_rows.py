@@ -64,18 +64,20 @@ def advance(context: TableContext) -> None:
     """Search for due messages from a table's bounds on, so that these advance, if the last search is old enough."""
     if not begins_search(context):
         return
-    began = None
-    if not context.sql.is_bounded:
-        began = context.backend.alone(context.sql.now_without_lock_waits, durable=False)
-        if began is None:
-            return
     search = context.reached.groups.begin(UNASSIGNED)
 
     def look(connection: SqlConnection) -> _FirstsFound:
         return _look(context, connection, _lows_of(search), None)
 
-    uncommitted = [] if context.sql.is_bounded else [context.backend.look_at_uncommitted(look)]
-    _note(context, search, *uncommitted, context.backend.alone(look, durable=False), began=began)
+    found: list[_FirstsFound] = []
+    if not context.sql.is_bounded:
+        began = context.backend.alone(context.sql.now_without_lock_waits, durable=False)
+        found.append(context.backend.look_at_uncommitted(look))
+        if began is None:
+            found[0].firsts = [one.known for one in search.unassigned]  # none advances, but one may be distrusted
+        else:
+            found[0].now = began
+    _note(context, search, *found, context.backend.alone(look, durable=False))
 
 
 def _look(context: TableContext, connection: SqlConnection, lows: Mapping[int, int], until: int | None) -> _FirstsFound:
@@ -94,12 +96,12 @@ def _lows_of(search: GroupSearch) -> dict[int, int]:
     return dict(zip(search.priorities, (one.low for one in search.unassigned), strict=True))
 
 
-def _note(context: TableContext, search: GroupSearch, *found: _FirstsFound, began: int | None = None) -> None:
+def _note(context: TableContext, search: GroupSearch, *found: _FirstsFound) -> None:
     firsts = [[one for one in of if one is not None] for of in zip(*(one.firsts for one in found), strict=True)]
     context.reached.groups.note(
         search,
         SimpleNamespace(
-            now=(found[0].now if began is None else began) - _behind(context),
+            now=found[0].now - _behind(context),
             oldest=found[0].oldest,
             mark=found[0].mark,
             firsts=[min(of, default=None) for of in firsts],
