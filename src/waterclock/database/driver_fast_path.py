@@ -113,7 +113,7 @@ class DirectConnection:
         compiled = compile_once(statement, self.dialect)
         given = parameters or {}
         text = compiled.text_with(given) if compiled.in_text else compiled.text
-        values = compiled.constants.copy()  # as `compiled.values`; a call for each statement would cost too much
+        values = compiled.constants.copy()  # as `compiled.values` does, without one more call for each statement
         for compute, places in compiled.computed:
             value = compute()
             for place in places:
