@@ -5,8 +5,8 @@
 3. Copy the ledger files, and compare each copy with its checksum.
 4. Rename the database to its final name, which makes the copy complete.
 
-If the restore is interrupted before step 4, there is no database. An error or Ctrl-C also leaves no ledger files, but a
-kill may leave some.
+If the restore is interrupted before step 4, no database exists yet. An error or Ctrl-C also leaves no ledger files, but
+a kill may leave some.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ After the frame (`waterclock.checksum`), all numbers are little-endian:
 - for each header: the lengths of its key and its value (uint16 each);
 - for each message its source, stream and payload, then for each header its key and value.
 
-There is no alignment and no trailer. Many entries are unpacked at once, in a fixed number of numpy steps: their bytes
-lie end to end, and Arrow cuts the texts out of them.
+The format has neither alignment nor a trailer. Many entries are unpacked at once, in a fixed number of numpy steps:
+their bytes lie end to end, and Arrow cuts the texts out of them.
 """
 
 from __future__ import annotations

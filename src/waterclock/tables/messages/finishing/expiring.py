@@ -1,8 +1,8 @@
 """Drops messages that expire before a consumer takes them, or moves them to the dead-letter table.
 
-A claim removes the expired messages that it finds. A purge removes them even if there is no consumer. A dropped message
-stays in the table like an acked message, marked as expired, until it is purged. So a second put of its id still does
-nothing, a consumer needs no more privileges than for an ack, and ``explain`` can still report it.
+A claim removes the expired messages that it finds. A purge also removes them in a table without consumers. A dropped
+message stays in the table like an acked message, marked as expired, until it is purged. So a second put of its id still
+does nothing, a consumer needs no more privileges than for an ack, and ``explain`` can still report it.
 """
 
 from __future__ import annotations

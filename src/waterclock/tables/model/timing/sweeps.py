@@ -36,8 +36,8 @@ class Sweeps:
     def is_due(self, *, idle: bool) -> bool:
         """Return whether to check the next chunk.
 
-        ``idle`` says whether there is no other work: then a process that has not checked yet does so at once, because
-        it may end soon.
+        ``idle`` says whether the process has nothing else to do. If it has not checked yet, it then does so at once,
+        because it may end soon.
         """
         return (idle and not self._has_looked) or moments.monotonic_ns() >= self.due_at
 
