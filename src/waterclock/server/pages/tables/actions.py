@@ -62,7 +62,7 @@ def preview(act: ManageTable, request: Request, action: Action) -> Response:
     act.rows = 0
     return page(
         request,
-        "action.html",
+        "tables/action.html",
         {
             "table": act.name,
             "action": action,

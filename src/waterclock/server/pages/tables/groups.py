@@ -35,7 +35,7 @@ router = APIRouter(include_in_schema=False, prefix="/tables/{table:name}/groups"
 @router.get("")
 @shared
 def show_groups(act: ReadTable, request: Request, group: str | None = None, show: str = "") -> Response:
-    return page(request, "groups.html", groups_data(act.table(), group, blocked_only=show == "blocked"))
+    return page(request, "tables/groups.html", groups_data(act.table(), group, blocked_only=show == "blocked"))
 
 
 def groups_data(table: MessageTable, group: str | None, *, blocked_only: bool) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def preview(act: ManageTable, request: Request, command: Command, group: str = "
     act.rows = 0
     change = _changed(act.table().groups, command, group, {}, dry=True)
     data = {"table": act.name, "command": command, "group": group, "count": change.done, "skipped": change.skipped}
-    return page(request, "group_command.html", data)
+    return page(request, "tables/group_command.html", data)
 
 
 @router.post("/{command}")

@@ -26,7 +26,7 @@ router = APIRouter(include_in_schema=False)
 @router.get("/tables/{table:name}/messages/{message:name}")
 @shared
 def show_message(act: ReadTable, request: Request, message: str, payload: bool = False) -> Response:
-    return page(request, "message.html", message_data(act.table(), message, with_payload=payload))
+    return page(request, "tables/message.html", message_data(act.table(), message, with_payload=payload))
 
 
 def message_data(table: MessageTable, message: str, *, with_payload: bool) -> dict[str, Any]:

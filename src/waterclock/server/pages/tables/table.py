@@ -35,7 +35,7 @@ router = APIRouter(include_in_schema=False)
 @router.get("/tables/{table:name}")
 @shared
 def show_table(act: ReadTable, request: Request) -> Response:
-    return page(request, "table.html", table_data(act, selection_of(request.query_params)))
+    return page(request, "tables/table.html", table_data(act, selection_of(request.query_params)))
 
 
 def table_data(act: Act, chosen: Mapping[str, str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ router = APIRouter(include_in_schema=False)
 @router.get("/tables")
 @shared
 def show_tables(request: Request, caller: AnyClient) -> Response:
-    return page(request, "tables.html", {"tables": tables_data(request.app.state.facts.get(), caller)})
+    return page(request, "tables/tables.html", {"tables": tables_data(request.app.state.facts.get(), caller)})
 
 
 def tables_data(facts: Facts, caller: Client) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ router = APIRouter(include_in_schema=False)
 @shared
 def show_batches(act: ReadTopic, request: Request) -> Response:
     """Show the batches of a range; without one, of the newest messages."""
-    return page(request, "batches.html", batches_data(act.topic(), dict(request.query_params)))
+    return page(request, "topics/batches.html", batches_data(act.topic(), dict(request.query_params)))
 
 
 def batches_data(topic: Topic, query: dict[str, str]) -> dict[str, Any]:

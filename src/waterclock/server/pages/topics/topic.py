@@ -45,13 +45,13 @@ router = APIRouter(include_in_schema=False)
 def show_topics(request: Request, caller: AnyClient) -> Response:
     infos = {info.name: info for info in list_topics(request.app.state.database.backend)}
     topics = [shapes.topic_info(infos[name]) for name in caller.readable("topic", infos)]
-    return page(request, "topics.html", {"topics": topics})
+    return page(request, "topics/topics.html", {"topics": topics})
 
 
 @router.get("/topics/{topic:name}")
 @shared
 def show_topic(act: ReadTopic, request: Request) -> Response:
-    return page(request, "topic.html", topic_data(act.topic(), dict(request.query_params)))
+    return page(request, "topics/topic.html", topic_data(act.topic(), dict(request.query_params)))
 
 
 @router.post("/topics/{topic:name}/seek")
