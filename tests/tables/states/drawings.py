@@ -116,12 +116,12 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _meanings(meanings: Mapping[Any, Meaning]) -> str:
     rows = ((f"`{name}`", meaning.words, meaning.shown_by) for name, meaning in meanings.items())
-    return _table(("State", "Means", "How the rows show it"), rows)
+    return _table(("State", "Meaning", "Condition on the rows"), rows)
 
 
 def _steps(steps: Sequence[Step[Any]]) -> str:
     rows = ((f"`{step.source}`", f"`{step.target}`", ", ".join(f"`{verb}`" for verb in step.verbs)) for step in steps)
-    return _table(("From", "To", "Made by"), rows)
+    return _table(("From", "To", "Verbs"), rows)
 
 
 def page() -> str:
@@ -136,10 +136,10 @@ database's clock. In each table, the first row that matches is the state.
 
 A transition is caused by a verb: a method of the message table, of a delivery or a subscription, or of the table's
 `groups`. The verb may be called on the message or on another message of its group: when a message is acked, the next
-one changes from `blocked` to `ready`. `close` closes a subscription. `time` is the passing of time. `route` places new
-messages in their groups. Each claim and each command on groups calls `route` first, so a verb may also change an
-`unrouted` group, as if `route` had been called before. Plain SQL may cause any transition; the documented statements
-cause those of `put`, `ack` and `reschedule`.
+message changes from `blocked` to `ready`. `close` closes a subscription. Two verbs are not methods: `time` is the
+passing of time, and `route` places new messages in their groups. Each claim and each command on groups calls `route`
+first. So a verb changes an `unrouted` group as if `route` had been called before. Plain SQL may cause any transition.
+The SQL statements documented for `put`, `ack` and `reschedule` cause the same transitions as these verbs.
 
 ## Messages
 

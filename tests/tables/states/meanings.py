@@ -28,13 +28,13 @@ MESSAGES: Mapping[MessageState, Meaning] = {
     "cancelled": Meaning(
         "Cancelled before a consumer handled it: it is never sent again, and does not block others. A leased message"
         " stays `leased` when it is cancelled, and its consumer sees it in `delivery.cancelled`.",
-        "`expires_at` is the smallest bigint, and the message is not leased; `acked_by` is 0 after a claim or a sweep"
+        "`expires_at` is the smallest bigint, and the message is not leased; `acked_by` is 0 after a claim or `purge`"
         " has removed it from the queue",
     ),
     "expired": Meaning(
         "No consumer took it before `expires_at`: it is never sent again, and does not block others. A leased message"
         " stays `leased`.",
-        "`expires_at` is past, and the message is not leased; `acked_by` is 0 after a claim or a sweep has removed it"
+        "`expires_at` is past, and the message is not leased; `acked_by` is 0 after a claim or `purge` has removed it"
         " from the queue",
     ),
     "blocked": Meaning(
@@ -60,7 +60,9 @@ MESSAGES: Mapping[MessageState, Meaning] = {
 """In the order of `state_of`: the first that fits counts."""
 
 HOLDS: Mapping[Hold, Meaning] = {
-    "paused": Meaning("Its table or its group is paused.", "`paused_until` of either is in the future"),
+    "paused": Meaning(
+        "Its table or its group is paused.", "`paused_until` of the table or of the group is in the future"
+    ),
     "rate": Meaning(
         "The table has sent as many messages as its `rate_limit` allows.", "`rate_next` of the table is in the future"
     ),
@@ -73,7 +75,7 @@ HOLDS: Mapping[Hold, Meaning] = {
         "the number of unacked messages with its `message_key` and a `claim_id` has reached the `limit`",
     ),
     "owner_away": Meaning(
-        "The owner of its group is gone. If the group is not pinned, the next claim takes it over.",
+        "The owner of its group is gone. If the group is not pinned, the next claim takes the group over.",
         "`waterclock_consumers` has no live row with the name in `assigned`",
     ),
     "unsettled": Meaning(
