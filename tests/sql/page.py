@@ -28,21 +28,22 @@ _INTRODUCTION = """\
 
 # SQL
 
-The statements that run often, and the tables that they are about.
+This page lists the SQL statements that Waterclock runs often, and the tables that they use. Use it to review what
+Waterclock does to your database, to plan indexes and grants, or to write plain SQL.
 
-## How to read them
+## How to read the statements
 
-- The statements are those that the driver gets, in their order, recorded while the call runs. White space and comments
-  are the page's.
-- The table without groups is called `orders`, the one with `groups="sequenced"` is called `calls`, the one with
-  `groups="exclusive"` is called `jobs`, the one with `purge_by="partition"` is called `visits`, all with
-  `payload="text"`. Other options and columns of your own change statements.
-- The consumer or the producer has been busy for a while. Once a second it also looks whether options have changed;
-  that is not shown, nor what SQLAlchemy asks of a table before it makes one.
-- `%(name)s` and `:name` are parameters. SQLite's driver counts its parameters, and gets a `?` in place of each name.
-  Where it stays a `?`, as in rows that are inserted, the order is that of the columns.
-- `BEGIN` and `COMMIT` also stand where the driver has methods of its own for them. A statement without them commits by
-  itself.
+- Each section shows the statements that one call sends to the driver, in order. They were recorded while the call ran;
+  only white space and comments were added.
+- There are four example tables, all with `payload="text"`: `orders` without groups, `calls` with
+  `groups="sequenced"`, `jobs` with `groups="exclusive"`, and `visits` with `purge_by="partition"`. Other options, and
+  your own columns, change the statements.
+- The consumer or producer has already made such calls. Once a second, it also checks whether the options have changed;
+  these statements are not shown. Neither are SQLAlchemy's queries before it creates a table.
+- `%(name)s` and `:name` are parameters. SQLite's driver receives a `?` instead of each name. If a statement below shows
+  a `?`, as for inserted rows, the values come in the order of the columns.
+- `BEGIN` and `COMMIT` are shown even if the driver calls a method instead. A statement without them commits
+  immediately.
 """
 
 _CHAPTERS = (
@@ -56,14 +57,14 @@ _CHAPTERS = (
 _SCHEMA = """\
 ## Tables
 
-Times are int nanoseconds since the epoch, and names are compared byte by byte. "BIGINT; SQLite: INTEGER" means BIGINT
-on all databases but SQLite. The catalogue has one more table, `waterclock_migrations`, with its version.
+Times are integer nanoseconds since 1970, and names are compared byte by byte. "BIGINT; SQLite: INTEGER" means BIGINT
+on all databases except SQLite. The catalogue also has a table `waterclock_migrations`, which holds its version.
 
 ### A table of messages
 
-It has the name that you give. `id` is a text or a UUID where `id_type` says so, and `message` a text or JSON where
-`payload` says so. Your own columns follow. With `purge_by="partition"`, MariaDB's has one more, `acked_day`, by which
-its partitions are distinguished.
+The table has the name that you chose. The type of `id` depends on the option `id_type`, and the type of `message` on
+the option `payload`. Your own columns come last. With `purge_by="partition"`, the table on MariaDB also has the column
+`acked_day`, which determines a row's partition.
 """
 
 

@@ -57,7 +57,7 @@ def _read(module: ModuleType) -> griffe.Module:
 
 def column_lines(table: sa.Table) -> Iterator[str]:
     """Write a table's columns as a table of Markdown."""
-    yield "| column | type | may be NULL | means |"
+    yield "| column | type | may be NULL | meaning |"
     yield "| --- | --- | --- | --- |"
     for column in table.columns:
         assert column.doc, f"{table.name}.{column.name} has no meaning; give its sa.Column a doc="

@@ -270,57 +270,60 @@ MESSAGE_TABLES = (
     Verb(
         "Put",
         'orders.put("x")',
-        "Inserts the message. A message with a time, headers or a priority has more columns. A program that puts"
-        " often draws the numbers for its messages ahead on a server.",
+        "Inserts the message. A message with a time, headers or a priority sets more columns. On a database server, a"
+        " program that puts often reserves numbers for its next messages, so that it needs no query for them.",
         Scene.ready_to_put,
     ),
     Verb(
         "Put after a pause",
         'orders.put("x")',
-        "A program that has no numbers left draws some first: one, and twice as many each time while it puts often. So"
-        " it knows the message's id before it tries, and can try again where an answer was lost. SQLite gives the next"
-        " number within each put.",
+        "If a program has no reserved numbers left, it first draws some from the table's sequence: one at first, then"
+        " twice as many each time while it puts often. So it knows the message's id before the insert, and can repeat"
+        " the insert if the response is lost. On SQLite, each put gets its number from the insert.",
         Scene.ready_to_put_after_a_pause,
     ),
     Verb(
         "Put with ids",
         'orders.put_many([{"id": 7, "payload": "x"}, {"id": 8, "payload": "y"}])',
-        "The caller has chosen the ids; a message whose id is there already changes nothing.",
+        "The caller has chosen the ids. A message whose id already exists changes nothing.",
         Scene.ready_to_put_by_id,
     ),
     Verb(
         "Put many",
         'orders.put_many([{"payload": "x"}, {"payload": "y"}])',
-        "The same for many messages, in as few statements as the database takes.",
+        "Inserts many messages, in as few statements as the database allows.",
         Scene.ready_to_put_many,
     ),
     Verb(
         "Claim",
         "orders.receive(1)",
-        "Takes the messages that are due, highest priority first. The consumer knows from its last claim which"
-        " priorities there are and where to begin ([why](concepts/message-tables.md#where-a-claim-begins)).",
+        "Takes due messages, highest priority first. From its last claim, the consumer knows which priorities exist"
+        " and where to begin ([why](concepts/message-tables.md#where-a-claim-begins)).",
         Scene.ready_to_claim,
     ),
     Verb(
         "Ack",
         "delivery.ack()",
-        "One statement for each claim that the acked messages come from, however many messages they are. It changes no"
-        " row where the message has been sent again since: the ack is then refused.",
+        "Sends one statement for each claim whose messages are acked, for any number of messages. If a message has"
+        " been delivered again since, the statement does not change its row, and the ack is refused.",
         Scene.ready_to_ack,
     ),
     Verb(
-        "Nack", "delivery.nack()", "Gives the message back, to be sent again after its back-off.", Scene.ready_to_nack
+        "Nack",
+        "delivery.nack()",
+        "Gives the message back. It is delivered again after its back-off.",
+        Scene.ready_to_nack,
     ),
     Verb(
         "Extend",
         'delivery.extend("1min")',
-        "Makes the lease longer, never shorter. Heartbeats do the same for many messages at once.",
+        "Makes the lease longer, never shorter. Heartbeats extend the leases of many messages in one statement.",
         Scene.ready_to_extend,
     ),
     Verb(
         "Purge",
         "orders.purge()",
-        "Deletes acked messages that are older than `purge_after`, some thousands in a transaction.",
+        "Deletes messages that were acked more than `purge_after` ago, a few thousand per transaction.",
         Scene.ready_to_purge,
     ),
 )
@@ -330,35 +333,36 @@ GROUPS = (
     Verb(
         "Route",
         "calls.receive(1)",
-        "A consumer gives new messages their places in their groups before it claims"
-        " ([decision 9](adr/0009-consumers-route-groups.md)). These are the statements of that alone.",
+        "Before a consumer claims, it assigns new messages their places in their groups ([decision"
+        " 9](adr/0009-consumers-route-groups.md)). This section shows only the statements of this step.",
         Scene.ready_to_route,
     ),
     Verb(
-        "Claim of a group",
+        "Claim from groups",
         "calls.receive(1)",
-        "Takes the first messages of the groups that have been due the longest, of the highest priority.",
+        "Takes the first messages of due groups: highest priority first, then the groups that have been due the"
+        " longest.",
         Scene.ready_to_claim_of_groups,
     ),
     Verb(
         "Ack in a group",
         "delivery.ack()",
-        "Locks the group, acks, and notes which message of the group is now the first.",
+        "Locks the group, acks the message, and records which message of the group is now the first.",
         Scene.ready_to_ack_in_a_group,
     ),
     Verb(
         "Settle",
         "calls.nack([delivery])",
-        "After any change but the ack of the first messages, a group is noted anew, and ends where it has no message."
-        " These are the statements of that alone.",
+        "After any change except an ack of its first messages, Waterclock updates the group's row, and deletes the"
+        " row if the group has no messages. This section shows only the statements of this step.",
         Scene.ready_to_settle,
     ),
     Verb(
-        "Look through groups",
+        "Search for wrong groups",
         "calls.receive(1)",
-        "Once every `poll_interval` consumers look for groups that say something else than their messages, or whose"
-        " owner is gone, some thousands at once. The look takes no lock. The groups that it finds are locked, judged"
-        " again and settled. These are the statements of the look alone.",
+        "Once per `poll_interval`, consumers search for groups whose rows contradict their messages, or whose owner"
+        " is gone, a few thousand groups at a time. The search takes no locks. The groups that it finds are then"
+        " locked, checked again and corrected. This section shows only the statements of the search.",
         Scene.ready_to_heal,
     ),
 )
@@ -366,32 +370,32 @@ GROUPS = (
 
 EXCLUSIVE_GROUPS = (
     Verb(
-        "Claim of a consumer's groups",
+        "Claim from exclusive groups",
         'jobs.receive(1, consumer="ann")',
-        "Takes messages of the groups that the consumer has, and of groups that no consumer has, which are its own from"
-        " then on.",
+        "Takes messages of the consumer's groups, and of groups without an owner. The consumer becomes the owner of"
+        " these groups.",
         Scene.ready_to_claim_exclusively,
     ),
     Verb(
         "Renew a consumer's lease",
         'jobs.subscribe("ann")',
-        "The heartbeat of a process renews the leases of all its consumers of a table four times in each `ack_wait`."
-        " It renews nothing where another process has the name by now.",
+        "The heartbeat of a process renews the leases of all its consumers of a table four times per `ack_wait`. If"
+        " another process has taken over a consumer's name, the lease is not renewed.",
         Scene.ready_to_renew,
     ),
     Verb(
         "Release the groups of a dead consumer",
         'jobs.receive(1, consumer="ann")',
-        "Every claim looks for consumers whose leases have ended. It takes back the messages that they had, makes their"
-        " groups free, and settles them. These are the statements of that alone; a subscription that is closed sends"
-        " nearly the same.",
+        "Every claim looks for consumers whose leases have ended. It takes back their messages, and releases and"
+        " updates their groups. This section shows only the statements of this step. Closing a subscription sends"
+        " almost the same statements.",
         Scene.ready_to_release,
     ),
     Verb(
         "Heartbeat of a process",
         "orders.subscribe()",
-        "Every ten seconds a process with subscriptions writes how many it has, and how many messages it took, for"
-        " `stats()`. A table with groups or without has the same.",
+        "Every ten seconds, a process with subscriptions writes how many subscriptions it has and how many messages"
+        " it took. `stats()` reads these rows. The statement is the same for tables with and without groups.",
         Scene.ready_to_beat,
     ),
 )
@@ -401,22 +405,22 @@ PARTITIONS = (
     Verb(
         "Create a table",
         'database.create_table("visits", purge_by="partition")',
-        "Makes a partition for the messages that are not acked, and one for those whose day has none. A row of the"
-        " catalogue and the first days follow.",
+        "Creates one partition for unacked messages, and one for messages acked on a day without a partition of its"
+        " own. Then Waterclock inserts a row into the catalogue and creates the partitions of the first days.",
         Scene.ready_to_create_partitioned,
         is_of_days=True,
     ),
     Verb(
         "Add a day",
         "visits.purge()",
-        "There are partitions for today and the seven days that follow. Day 20636 since 1970 is 2026-07-02.",
+        "A purge creates the partitions of today and of the next seven days. Day 20636 since 1970 is 2026-07-02.",
         Scene.ready_to_add_a_day,
         is_of_days=True,
     ),
     Verb(
         "Drop a day",
         "visits.purge()",
-        "Drops a day that ended `purge_after` ago, and counts its messages.",
+        "Drops the partition of a day that ended `purge_after` ago, and adds its messages to the totals.",
         Scene.ready_to_drop_a_day,
         is_of_days=True,
     ),
@@ -427,13 +431,14 @@ TOPICS = (
     Verb(
         "Append",
         "telemetry.append([message])",
-        "Counts, inserts the entry and keeps the new count, in one transaction.",
+        "Reads the topic's counter, inserts the entry and stores the new counter, in one transaction.",
         Scene.ready_to_append,
     ),
     Verb(
         "Find",
         'telemetry.find("2026-07-01T12:00:00Z")',
-        "One statement, for a topic of any size; where the message is in a sealed ledger, a read of its file follows.",
+        "Sends one statement, whatever the size of the topic. If the message is in a sealed ledger, a read of the"
+        " ledger's file follows.",
         Scene.ready_to_find,
     ),
 )

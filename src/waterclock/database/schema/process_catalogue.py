@@ -17,9 +17,9 @@ process_reports = sa.Table(
     sa.Column("kind", sa.String(16), primary_key=True, doc="`ingest`, `batch` or `pipeline`."),
     key_part("name", Name, doc="The source of an ingest, the target of batches, or the pipeline."),
     key_part("topic_id", BigInt, doc="The topic that is read; 0: an ingest."),
-    required("starts", BigInt, doc="How often it was started."),
-    required("started_at", BigInt, doc="When it was started last, ns."),
-    required("seen_at", BigInt, doc="When it last wrote this row, ns."),
-    required("facts", LongText, doc="Its counts since it was started, and its rate, as JSON."),
+    required("starts", BigInt, doc="How many times the process was started."),
+    required("started_at", BigInt, doc="When the process was last started, ns."),
+    required("seen_at", BigInt, doc="When the process last wrote this row, ns."),
+    required("facts", LongText, doc="The counts since the last start, and the rate, as JSON."),
 )
-"""One row for each ingest, live batching and pipeline, which it writes about every ten seconds."""
+"""One row for each ingest, live batching and pipeline. The process writes the row about every ten seconds."""

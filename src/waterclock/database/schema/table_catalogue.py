@@ -10,19 +10,21 @@ from waterclock.database.schema.types import BigInt, Key, LongText, Name, key_pa
 message_tables = sa.Table(
     "waterclock_message_tables",
     metadata,
-    sa.Column("table_id", Key, primary_key=True, doc="Names the message table in the other tables."),
+    sa.Column("table_id", Key, primary_key=True, doc="The message table's id in the other tables."),
     sa.Column(
         "name", Name, nullable=False, unique=True, doc="Name of the table, and of the SQL table with its messages."
     ),
     required("options", LongText, doc="The options, as JSON; durations in ns."),
-    required("revision", BigInt, doc="Grows with each change of the options."),
-    sa.Column("paused_until", BigInt, doc="No message is sent before this time, ns; NULL: the table is not paused."),
+    required("revision", BigInt, doc="Increases with each change of the options."),
+    sa.Column(
+        "paused_until", BigInt, doc="No message is delivered before this time, ns; NULL: the table is not paused."
+    ),
     required("time_created", BigInt, doc="When the table was created, ns."),
     sa.Column(
         "bounds",
         LongText,
-        doc="Lower bounds of searches, as JSON: the seq from which messages may have to be routed, and by priority the"
-        " time from which groups, or messages of a table without groups, may be due; NULL: at the first one.",
+        doc="Where searches begin, as JSON: the `seq` of the first message that may need a place in its group, and for"
+        " each priority the time of the first group, or message without a group, that may be due; NULL: at the start.",
     ),
     sqlite_autoincrement=True,  # by its id an open table notices that it was dropped and created again
 )
@@ -38,9 +40,9 @@ totals = sa.Table(
         BigInt,
         doc="Deliveries that the rows do not count, because a row was removed or its epoch was set back.",
     ),
-    required("rate_next", BigInt, doc="When the next message was due at a steady `rate_limit`, ns."),
+    required("rate_next", BigInt, doc="When the next message may be delivered under the `rate_limit`, ns."),
 )
-"""One row for each message table: totals that its rows do not show.
+"""One row for each message table: totals that its messages' rows do not show.
 
 Separate from `message_tables`, because a claim under a rate limit locks its row here until it commits.
 """
@@ -60,25 +62,26 @@ groups = sa.Table(
     "waterclock_groups",
     metadata,
     sa.Column("table_id", BigInt, nullable=False, autoincrement=False, doc="The message table."),
-    required("group_id", Name, doc="The group; empty for messages that name none."),
-    sa.Column("head", BigInt, doc="Position of the first message that is not acked; NULL: none."),
+    required("group_id", Name, doc="The group; empty for messages that name no group."),
+    sa.Column("head", BigInt, doc="Position of the first unacked message; NULL: no unacked messages."),
     sa.Column(
         "next_position",
         BigInt,
-        doc="Position of the first message that no consumer has, in a sequenced group that of the head; NULL: none.",
+        doc="Position of the next message to deliver. In a sequenced group, the same as `head`. NULL: no such message.",
     ),
     sa.Column(
         "closes_after",
         BigInt,
-        doc="Position of the first unacked message that closes the group: it is released once all up to that are acked;"
-        " NULL: none.",
+        doc="Position of the first unacked message with `closes_group`. Once all messages up to it are acked, the"
+        " group is released. NULL: no such message.",
     ),
-    required("tail", BigInt, doc="Position of the last message that was routed."),
+    required("tail", BigInt, doc="Position of the last message that has a place in the group."),
     required("priority", sa.Integer, doc="Priority of the head."),
     sa.Column(
         "ready_at",
         BigInt,
-        doc="When the group next has a message to hand out, or a lease of it ends, ns; NULL: never by itself.",
+        doc="When the group next has a message to deliver, or the lease of one of its messages ends, ns; NULL: not"
+        " until a message is put or changed.",
     ),
     sa.Column(
         "assigned",
@@ -90,27 +93,34 @@ groups = sa.Table(
     sa.Column(
         "drain_to",
         Name,
-        doc="The consumer it is assigned to as soon as none of its messages is leased; NULL: it stays.",
+        doc="The consumer that gets the group as soon as none of its messages is leased; NULL: the group stays.",
     ),
-    required("pinned", sa.SmallInteger, "0", doc="1 if the group was pinned by an operator, else 0."),
-    sa.Column("paused_until", BigInt, doc="No message of the group is sent before this time, ns; NULL: not paused."),
-    sa.Column("had_by", Name, doc="The consumer that last got a message of an exclusive group; NULL: none did."),
-    sa.Column("had_in", BigInt, doc="The session of that consumer."),
-    sa.Column("had_first", BigInt, doc="Position of the first message of the group that it got."),
+    required("pinned", sa.SmallInteger, "0", doc="1 if an operator pinned the group, otherwise 0."),
     sa.Column(
-        "idle_since", BigInt, doc="Since when a consumer's exclusive group has no message, ns; NULL: it has some."
+        "paused_until", BigInt, doc="No message of the group is delivered before this time, ns; NULL: not paused."
+    ),
+    sa.Column(
+        "had_by", Name, doc="The consumer that last got a message of the exclusive group; NULL: no consumer yet."
+    ),
+    sa.Column("had_in", BigInt, doc="The session of that consumer."),
+    sa.Column("had_first", BigInt, doc="Position of the first message of the group that this consumer got."),
+    sa.Column(
+        "idle_since",
+        BigInt,
+        doc="Since when the exclusive group of a consumer has had no messages, ns; NULL: it has messages.",
     ),
     sa.Column(
         "ended_at",
         BigInt,
-        doc="When a group without owner, pause and pin lost its last message, on PostgreSQL, which deletes the row some"
-        " minutes later, ns; NULL while it has some.",
+        doc="On PostgreSQL, when a group without owner, pause and pin lost its last message, ns. The row is deleted"
+        " some minutes later. NULL while the group has messages.",
     ),
     required(
         "first_seq",
         BigInt,
         "0",
-        doc="`seq` of the message that began the group, also once that is acked: groups due together go in this order.",
+        doc="`seq` of the message that began the group, even after its ack. Groups that are due at the same time are"
+        " delivered in this order.",
     ),
     # No unique index on PostgreSQL. Each claim and each ack writes a new version of a row, and to enter it into a
     # unique index the server reads all earlier versions of the key: thousands, while a transaction holds an old
@@ -135,7 +145,8 @@ groups = sa.Table(
         callable_=lambda *_, dialect, **__: dialect.name in ("postgresql", "sqlite")
     ),
 )
-"""One row for each group that has, or recently had, messages or an owner: when it may be sent next, and to whom."""
+"""One row for each group that has, or recently had, messages or an owner: when its next message is due, and which
+consumer may get it."""
 
 LEASE_SLOT_BITS = 33  # leases that end within the same 8.6 s have the same slot: most renewals leave it as it is
 
@@ -145,8 +156,12 @@ consumers = sa.Table(
     key_part("table_id", BigInt, doc="The message table."),
     key_part("name", Name, doc="The consumer."),
     required("session", BigInt, doc="Number of the process that uses the name."),
-    required("lease_until", BigInt, doc="Without a heartbeat until then, its groups go to other consumers, ns."),
-    sa.Column("max_groups", BigInt, doc="How many groups it takes at most; NULL: any number."),
+    required(
+        "lease_until",
+        BigInt,
+        doc="If no heartbeat comes before this time, ns, other consumers get the consumer's groups.",
+    ),
+    sa.Column("max_groups", BigInt, doc="The maximum number of groups of the consumer; NULL: unlimited."),
     sa.Column(
         "lease_slot",
         BigInt,
@@ -164,17 +179,17 @@ heartbeats = sa.Table(
     metadata,
     key_part("table_id", BigInt, doc="The message table."),
     key_part("session", BigInt, doc="Number of the process."),
-    required("subscribers", BigInt, doc="Subscriptions that it has open."),
-    required("sent", BigInt, doc="Messages that it took in the minute before `beat_at`."),
+    required("subscribers", BigInt, doc="The number of open subscriptions."),
+    required("sent", BigInt, doc="Messages that the process took in the minute before `beat_at`."),
     required(
         "beat_at",
         BigInt,
-        doc="When the process wrote the row, ns; one that is older than half a minute does not count.",
+        doc="When the process wrote the row, ns. A row older than half a minute does not count.",
     ),
-    required("failing", BigInt, "0", doc="Its subscriptions whose claims fail."),
-    sa.Column("failure", LongText, doc="Why the claims of one of them fail; NULL: none fails."),
-    required("stuck", BigInt, "0", doc="Its handlers that still run after their time limit."),
-    sa.Column("handlers", LongText, doc="Its longest-running handlers, as JSON; NULL: no handler runs."),
+    required("failing", BigInt, "0", doc="The number of subscriptions whose claims fail."),
+    sa.Column("failure", LongText, doc="The error of one subscription whose claims fail; NULL: all claims succeed."),
+    required("stuck", BigInt, "0", doc="The number of handlers that are still running after their time limit."),
+    sa.Column("handlers", LongText, doc="The longest-running handlers, as JSON; NULL: no handler is running."),
 )
 """One row for each process that takes messages from a table: its last heartbeat."""
 
@@ -191,22 +206,22 @@ message_keys = sa.Table(
         BigInt,
         nullable=False,
         autoincrement=False,
-        doc="The negated priority of its messages: the index of due keys has the highest priority first.",
+        doc="The negated priority of the messages, so that the highest priority comes first in the index of due keys.",
     ),
     required(
         "is_due",
         sa.SmallInteger,
-        doc="1 if the key waits for its turn, 0 until `due_at`, 2 until then because its `rate` is used up.",
+        doc="1: the key waits for its turn. 0: the key is due at `due_at`. 2: its `rate` is used up until `due_at`.",
     ),
-    required("due_at", BigInt, doc="No message of the key is sent earlier, unless it is 1, ns."),
+    required("due_at", BigInt, doc="Unless `is_due` is 1, no message of the key is delivered before this time, ns."),
     required("first_at", BigInt, doc="No unacked message of the key with `routed` = 1 has an earlier `time_next`, ns."),
     required(
         "gap_from",
         BigInt,
         doc="No unacked message of the key with `routed` = 1 has a `time_next` between this time and `gap_to`, ns.",
     ),
-    required("gap_to", BigInt, doc="The end of that gap, ns."),
-    required("turn", BigInt, doc="Keys that are due take turns in this order."),
+    required("gap_to", BigInt, doc="The end of the gap that begins at `gap_from`, ns."),
+    required("turn", BigInt, doc="Due keys take turns in this order."),
     required(
         "leased_from",
         BigInt,
@@ -220,13 +235,13 @@ message_keys = sa.Table(
         "rate_next",
         BigInt,
         "0",
-        doc="When the next message was due at a steady `rate`, ns; that of a key is the latest of its rows.",
+        doc="When the next message may be delivered under the `rate`, ns. The latest of the key's rows applies.",
     ),
     required(
         "had",
         sa.SmallInteger,
         "0",
-        doc="Messages that the key got in a turn that goes on, because its weight allows more.",
+        doc="Messages that the key has had in its current turn, if its weight allows more.",
     ),
     # No unique index on PostgreSQL, as for groups: only the consumer that holds the turn to route adds rows.
     sa.PrimaryKeyConstraint("table_id", "message_key", "level").ddl_if(callable_=_is_not_postgresql),
@@ -248,7 +263,9 @@ message_keys = sa.Table(
         )
     ),
 )
-"""One row for each key and priority with unacked messages or a used rate: with `limit`, `rate` or `fair_by`."""
+"""One row for each key and priority with unacked messages or a used rate, in tables with `limit`, `rate` or
+`fair_by`.
+"""
 
 USED_SLOT_BITS = 40
 """Uses of a key within the same 18 minutes have the same slot: most puts leave it as it is."""
@@ -257,14 +274,16 @@ unique_keys = sa.Table(
     "waterclock_unique_keys",
     metadata,
     key_part("table_id", BigInt, doc="The message table."),
-    key_part("unique_key", Name, doc="The key that was given with `put(unique=)`."),
-    sa.Column("message_id", Name, doc="Id of the message that was put with it last, as text; NULL: none yet."),
+    key_part("unique_key", Name, doc="The key that was passed as `put(unique=)`."),
+    sa.Column(
+        "message_id", Name, doc="Id of the last message that was put with the key, as text; NULL: no message yet."
+    ),
     required(
         "until_done",
         sa.SmallInteger,
-        doc="1 if the message has the key until it is acked or dead, 0 if until it is claimed.",
+        doc="1: the message keeps the key until it is acked or dead. 0: until it is claimed.",
     ),
-    required("used_at", BigInt, doc="When a producer used the key last, or a purge kept it, ns."),
+    required("used_at", BigInt, doc="When a producer last used the key, or a purge last kept it, ns."),
     sa.Column(
         "used_slot",
         BigInt,
@@ -275,7 +294,7 @@ unique_keys = sa.Table(
     # reads all versions of the row that an old snapshot shows.
     sa.Index("waterclock_unique_keys_used_idx", "used_slot", "table_id"),
 )
-"""One row for each unique key, which a put with the key locks.
+"""One row for each unique key. A put with the key locks the row.
 
 Whether the message still has its key follows from its own row, so that claims, acks and plain SQL need not use this
 table.
@@ -285,18 +304,18 @@ schedules = sa.Table(
     "waterclock_schedules",
     metadata,
     key_part("table_id", BigInt, doc="The message table."),
-    key_part("name", Name, doc="Names the schedule in its table."),
-    required("cron", LongText, doc="When it ticks: minute, hour, day, month, weekday."),
-    required("timezone", Name, doc="The time zone of these."),
+    key_part("name", Name, doc="Name of the schedule in its table."),
+    required("cron", LongText, doc="When the schedule ticks: minute, hour, day, month, weekday."),
+    required("timezone", Name, doc="The time zone of `cron`."),
     required("message", LongText, doc="The message to put, as JSON; a payload of bytes in base64."),
     required("catch_up", Name, doc="Which missed ticks are caught up: none, one or all."),
     sa.Column("within", BigInt, doc="The maximum age of a missed tick that is caught up, ns; NULL: any age."),
-    required("overlap", Name, doc="run, or skip: nothing is put while the last message is not acked."),
-    required("paused", sa.SmallInteger, doc="1 if it is paused, else 0."),
-    required("seen_until", BigInt, doc="Up to when its ticks were dealt with, ns."),
-    sa.Column("last_tick", BigInt, doc="The last tick for which a message was put, ns; NULL: none."),
-    sa.Column("next_tick", BigInt, doc="The next tick, ns; NULL: paused, or none."),
-    sa.Column("last_id", Name, doc="Id of the message that was put last, as text; NULL: none."),
-    sa.Column("history", LongText, doc="Its last ten ticks with their outcomes, as JSON; NULL: none."),
+    required("overlap", Name, doc="`run`; or `skip`: ticks put nothing while the last message is unacked."),
+    required("paused", sa.SmallInteger, doc="1 if the schedule is paused, otherwise 0."),
+    required("seen_until", BigInt, doc="The time up to which ticks have been processed, ns."),
+    sa.Column("last_tick", BigInt, doc="The last tick for which a message was put, ns; NULL: no such tick."),
+    sa.Column("next_tick", BigInt, doc="The next tick, ns; NULL: the schedule is paused or has no more ticks."),
+    sa.Column("last_id", Name, doc="Id of the last message, as text; NULL: no message yet."),
+    sa.Column("history", LongText, doc="The last ten ticks with their outcomes, as JSON; NULL: no ticks yet."),
 )
-"""One row for each schedule; the process that puts the message of a tick locks it."""
+"""One row for each schedule. The process that puts a tick's message locks the row."""

@@ -30,13 +30,13 @@ def _peaks(of: str) -> Iterable[sa.Column[int]]:
 stores = sa.Table(
     "waterclock_stores",
     metadata,
-    sa.Column("id", Key, primary_key=True, doc="Names the store in the other tables."),
+    sa.Column("id", Key, primary_key=True, doc="The store's id in the other tables."),
     sa.Column("identity", Name, nullable=False, unique=True, doc="The identity in the store's marker."),
     required("root", LongText, doc="URL of the store, without secrets."),
     required(
         "is_complete",
         sa.SmallInteger,
-        doc="1 if the root alone opens the store; 0 if the caller gave credentials, options or a filesystem with it.",
+        doc="1 if the root alone opens the store; 0 if the caller also passed credentials, options or a filesystem.",
     ),
     required("created_at", BigInt, doc="When the store was first used, ns."),
     sqlite_autoincrement=True,
@@ -50,10 +50,10 @@ topics = sa.Table(
         "id",
         Key,
         primary_key=True,
-        doc="Names the topic in the other tables; the id of a removed topic is not used again.",
+        doc="The topic's id in the other tables. The id of a removed topic is not used again.",
     ),
     sa.Column("name", Name, nullable=False, unique=True, doc="Name of the topic."),
-    sa.Column("roll_after", BigInt, doc="Age at which the open ledger is closed, ns; NULL: at no age."),
+    sa.Column("roll_after", BigInt, doc="Age at which the open ledger is closed, ns; NULL: no maximum age."),
     required("roll_size", BigInt, doc="Size at which the open ledger is closed, bytes."),
     sa.Column("retention", BigInt, doc="How long messages are kept, ns; NULL: forever."),
     required("created_at", BigInt, doc="When the topic was created, ns."),
@@ -70,28 +70,31 @@ topics = sa.Table(
         "first_ledger",
         BigInt,
         "0",
-        doc="The first ledger that was not deleted on purpose: a missing later one is a fault.",
+        doc="The first ledger that was not deleted on purpose. If a later ledger is missing, the topic is damaged.",
     ),
     required("first_ordinal", BigInt, "0", doc="Number of the first message that was not deleted on purpose."),
-    required("store_id", BigInt, doc="The store of its files."),
-    required("origin", Name, doc="A number that no other topic has, in any database; the files of the topic bear it."),
+    required("store_id", BigInt, doc="The store of the topic's files."),
+    required(
+        "origin", Name, doc="A number that is unique to this topic, across all databases. The topic's files contain it."
+    ),
     sa.Column(
         "max_ahead",
         BigInt,
         doc="How far ahead of the clock a publish_time or receive_time may be, ns; NULL: any distance.",
     ),
     sa.Column("on_ahead", sa.String(16), doc="How a message that is further ahead is handled; NULL: it is rejected."),
-    required("stored_bytes", BigInt, "0", doc="Bytes of all ledgers but the open one."),
+    required("stored_bytes", BigInt, "0", doc="Bytes of all ledgers except the open ledger."),
     sa.Column(
         "stale_peaks",
         BigInt,
-        doc="Up to this ledger, and after it until they agree, peaks may be those of deleted ledgers; NULL: none.",
+        doc="Up to this ledger, and shortly after it, the peaks of ledgers may still include deleted ledgers; NULL:"
+        " all peaks are exact.",
     ),
-    sa.Column("expiring_owner", Name, doc="The process that deletes expired ledgers now; NULL: none."),
-    sa.Column("expiring_until", BigInt, doc="When the turn of that process ends, ns."),
+    sa.Column("expiring_owner", Name, doc="The process that is deleting expired ledgers; NULL: no process."),
+    sa.Column("expiring_until", BigInt, doc="When the turn of the process in the previous column ends, ns."),
     sqlite_autoincrement=True,  # the id of a removed topic must never be reused
 )
-"""One row per topic, which is also the counter that every append locks: position order is commit order."""
+"""One row per topic. Every append locks the row, so positions follow the order of commits."""
 
 ledgers = sa.Table(
     "waterclock_ledgers",
@@ -101,31 +104,37 @@ ledgers = sa.Table(
     required(
         "state",
         sa.String(16),
-        doc="`closed`: its entries are rows. `sealed`: its messages are a file. `lost`: they are lost, and a"
-        " repair has recorded that.",
+        doc="`closed`: the ledger's entries are rows. `sealed`: its messages are in a file. `lost`: a repair has"
+        " recorded its messages as lost.",
     ),
     required("entries", BigInt, doc="Entries of the ledger."),
     required("messages", BigInt, doc="Messages of the ledger."),
     required(
         "bytes",
         BigInt,
-        doc="Bytes of its entries; once sealed, of its file, or of its part of a file that ledgers share.",
+        doc="Bytes of the ledger's entries. Once the ledger is sealed: bytes of its file, or of its part of a shared"
+        " file.",
     ),
-    required("first_ordinal", BigInt, doc="Number of its first message in the topic."),
-    sa.Column("opened_at", BigInt, doc="When it got its first entry, ns."),
-    required("closed_at", BigInt, doc="When it was closed, ns."),
-    sa.Column("sealed_at", BigInt, doc="When it was sealed, ns; NULL: not sealed."),
+    required("first_ordinal", BigInt, doc="The number of the ledger's first message in the topic."),
+    sa.Column("opened_at", BigInt, doc="When the ledger got its first entry, ns."),
+    required("closed_at", BigInt, doc="When the ledger was closed, ns."),
+    sa.Column("sealed_at", BigInt, doc="When the ledger was sealed, ns; NULL: not sealed."),
     *_begins("the ledger"),
     *_ends("the ledger"),
     *_peaks("the ledger and all before it"),
-    sa.Column("path", Name, doc="Name of its file below the root of the store; NULL: none."),
+    sa.Column("path", Name, doc="Name of the ledger's file below the root of the store; NULL: no file."),
     sa.Column("file_bytes", BigInt, doc="Length of the whole file, bytes."),
     sa.Column("row_groups", LongText, doc="Time bounds of the row groups of the file, as JSON."),
     sa.Column("footer", Blob, doc="Footer of the file, so that reading a part of the file needs no other read."),
-    sa.Column("shared_footer", Blob, doc="Footer of a file that ledgers share; the last one of them has it."),
+    sa.Column(
+        "shared_footer", Blob, doc="Footer of a file that several ledgers share. Only the last of these ledgers has it."
+    ),
     required("lost_in_file", BigInt, "0", doc="Messages of damaged row groups that are recorded as lost."),
     required(
-        "imported", BigInt, "0", doc="1 if the file was imported, and so belongs to another database as well; else 0."
+        "imported",
+        BigInt,
+        "0",
+        doc="1 if the file was imported, so that another database may also use it; otherwise 0.",
     ),
     sa.Column("checksums", Blob, doc="Checksums of the columns of the row groups in the file."),
     sa.Index("waterclock_ledgers_state_idx", "topic_id", "state", "ledger"),
@@ -134,8 +143,8 @@ ledgers = sa.Table(
     *(sa.Index(f"waterclock_ledgers_{time}_idx", "topic_id", f"peak_{time}", "ledger") for time in BOUNDED),
     *(sa.Index(f"waterclock_ledgers_begin_{time}_idx", "topic_id", f"begin_{time}") for time in TIMES),
 )
-"""One row per ledger that is ``closed`` (its entries are rows), ``sealed`` (its messages are a file) or ``lost``
-(recorded by a repair, so that ordinals add up).
+"""One row per ledger that is ``closed`` (its entries are rows), ``sealed`` (its messages are in a file) or ``lost``
+(recorded by a repair).
 
 ``peak_*`` never falls from one ledger to the next, so the first ledger with ``peak >= t`` is one index lookup, however
 disordered the times are.
@@ -147,13 +156,14 @@ entries = sa.Table(
     key_part("topic_id", BigInt, doc="The topic."),
     key_part("ledger", BigInt, doc="The ledger."),
     key_part("entry", BigInt, doc="Number of the entry in the ledger."),
-    required("first_ordinal", BigInt, doc="Number of its first message in the topic."),
+    required("first_ordinal", BigInt, doc="The number of the ledger's first message in the topic."),
     required("messages", BigInt, doc="Messages of the entry."),
     required("bytes", BigInt, doc="Bytes of the entry."),
     required(
         "token",
         BigInt,
-        doc="Drawn for each append, so that a producer whose commit was cut off can check whether it arrived.",
+        doc="A random number of the append. A producer whose commit was interrupted uses it to check whether the"
+        " append was stored.",
     ),
     *_begins("the entry"),
     *_ends("the entry"),
@@ -169,76 +179,96 @@ files = sa.Table(
     key_part(
         "path",
         Name,
-        doc="Name below the root of the topic's store; of a file in a store that the topic has left, `IDENTITY:NAME`.",
+        doc="Name below the root of the topic's store. For a file in a former store of the topic, `IDENTITY:NAME`.",
     ),
     required("topic_id", BigInt, doc="The topic."),
-    required("ledger", BigInt, doc="The ledger that the file is, or was, for."),
+    required("ledger", BigInt, doc="The ledger for which the file was written."),
     required(
         "state",
         sa.String(16),
-        doc="`pending`: it is being written. `copied`: a relocation copies it. `deleted`: it waits to be removed.",
+        doc="`pending`: a process is writing the file. `copied`: a relocation is copying it. `deleted`: it will be"
+        " removed.",
     ),
-    required("owner", Name, doc="The process that writes it."),
-    required("until", BigInt, doc="When the lease of the writer ends, or the file may be removed, ns."),
+    required("owner", Name, doc="The process that is writing the file."),
+    required("until", BigInt, doc="When the writer's lease ends, or when the file may be removed, ns."),
     sa.Index("waterclock_files_ledger_idx", "topic_id", "ledger"),
     sa.Index("waterclock_files_until_idx", "topic_id", "until"),
 )
-"""Files that belong to no sealed ledger: ``pending`` or ``copied`` (until the lease ends), or ``deleted`` (waiting)."""
+"""One row per file that belongs to no sealed ledger: it is being written or copied, or waits for its removal."""
 
 producers = sa.Table(
     "waterclock_producers",
     metadata,
     key_part("topic_id", BigInt, doc="The topic."),
     key_part("name", Name, doc="The producer."),
-    required("producer_epoch", BigInt, doc="Epoch of the producer's current instance; an older one is refused."),
-    sa.Column("last_sequence", BigInt, doc="The highest number that was appended; NULL: none."),
+    required(
+        "producer_epoch",
+        BigInt,
+        doc="Epoch of the producer's current instance. Appends of older instances are refused.",
+    ),
+    sa.Column("last_sequence", BigInt, doc="The highest sequence number that was appended; NULL: no append yet."),
     required(
         "recent",
         LongText,
-        doc="The last appends, as JSON: [first, last, ledger, entry, checksum, verdict] each; ledger and entry"
-        " are null if every message was rejected. The verdict is [judged_at, max_ahead, rejected]; null if none"
-        " was.",
+        doc="The last appends, as a JSON array of [first, last, ledger, entry, checksum, verdict]. Ledger and entry"
+        " are null if all messages were rejected. The verdict is [judged_at, max_ahead, rejected], or null if no"
+        " messages were rejected.",
     ),
     required(
         "covered",
         LongText,
-        doc="The ranges of numbers that were ever appended, as JSON: [first, last] each, adjacent ones joined.",
+        doc="All ranges of sequence numbers that were appended, as a JSON array of [first, last]. Adjacent ranges are"
+        " joined.",
     ),
 )
-"""Producers that number their messages."""
+"""One row per producer that numbers its messages."""
 
 subscriptions = sa.Table(
     "waterclock_subscriptions",
     metadata,
     key_part("topic_id", BigInt, doc="The topic."),
     key_part("name", Name, doc="The subscription."),
-    required("created_at", BigInt, doc="When it was created, ns."),
+    required("created_at", BigInt, doc="When the row was created, ns."),
     required("ledger", BigInt, doc="Ledger of the next message to be read."),
     required("entry", BigInt, doc="Entry of the next message."),
-    required("index", sa.Integer, doc="Place of the next message in its entry."),
+    required("index", sa.Integer, doc="Index of the next message in its entry."),
     required("ordinal", BigInt, doc="Number of the next message in the topic."),
     required(
-        "reader_epoch", BigInt, doc="Grows each time that a reader takes the subscription; an older reader is refused."
+        "reader_epoch",
+        BigInt,
+        doc="Increases each time a reader takes the subscription. Readers with a lower number are refused.",
     ),
-    sa.Column("not_before", BigInt, doc="Messages of an earlier time are not delivered, ns; NULL: all are."),
-    sa.Column("not_before_by", sa.String(16), doc="The time that `not_before` is about; NULL with it."),
-    sa.Column("holder", Name, doc="The reader that has the subscription; NULL: none."),
-    sa.Column("held_until", BigInt, doc="When the turn of that reader ends, ns."),
+    sa.Column(
+        "not_before",
+        BigInt,
+        doc="Messages with an earlier time are not delivered, ns; NULL: all messages are delivered.",
+    ),
+    sa.Column(
+        "not_before_by",
+        sa.String(16),
+        doc="The kind of time that `not_before` refers to; NULL if `not_before` is NULL.",
+    ),
+    sa.Column("holder", Name, doc="The reader that has the subscription; NULL: no reader."),
+    sa.Column("held_until", BigInt, doc="When the reader's lease ends, ns."),
 )
-"""Durable reading positions: the next message to be read, and its number in the topic."""
+"""One row per subscription: the position and number of the next message to read."""
 
 followers = sa.Table(
     "waterclock_followers",
     metadata,
     key_part("topic_id", BigInt, doc="The topic that is batched."),
     key_part("name", Name, doc="The message table that gets the batches."),
-    required("rule", LongText, doc="The options of the batching, as a text."),
-    required("reader_epoch", BigInt, doc="Grows with each process that takes over; an older one is refused."),
+    required("rule", LongText, doc="The batching options, as text."),
+    required(
+        "reader_epoch",
+        BigInt,
+        doc="Increases each time a process takes over. Processes with a lower number are refused.",
+    ),
     required("ledger", BigInt, doc="Ledger of the next message to be read."),
     required("entry", BigInt, doc="Entry of the next message."),
-    required("index", sa.Integer, doc="Place of the next message in its entry."),
+    required("index", sa.Integer, doc="Index of the next message in its entry."),
     required("ordinal", BigInt, doc="Number of the next message in the topic."),
-    sa.Column("clock", BigInt, doc="How far the receive clock has come, ns; NULL: not known."),
-    sa.Column("state", Blob, doc="The rule's state of open batches; NULL: none."),
+    sa.Column("clock", BigInt, doc="The receive clock, ns; NULL: not known."),
+    sa.Column("state", Blob, doc="The state of the open batches; NULL: no open batches."),
 )
-"""Live batching of topics into message tables: how far it has come, written in the transaction of its batches."""
+"""One row per topic and message table of live batching: its position, written in the transaction of its batches."""

@@ -17,12 +17,14 @@ upkeep = sa.Table(
     sa.Column("kind", sa.String(16), primary_key=True, doc="`topic` or `table`."),
     key_part("name", Name, doc="Name of the topic or message table."),
     sa.Column("task", sa.String(16), primary_key=True, doc="`seal`, `compact`, `purge`, `release` or `tick`."),
-    sa.Column("owner", Name, doc="The runner that runs it; NULL: none."),
-    sa.Column("lease_until", BigInt, doc="Until when no other runner starts it, ns; NULL: not running."),
-    sa.Column("ran_at", BigInt, doc="When it ended last, ns; NULL: it never ran."),
-    sa.Column("took", BigInt, doc="How long that took, ns."),
-    sa.Column("did", BigInt, doc="How many ledgers, files, messages or groups it processed; NULL: it failed."),
-    sa.Column("error", LongText, doc="Why it failed last; NULL: it never failed."),
+    sa.Column("owner", Name, doc="The process that runs the task; NULL: no process."),
+    sa.Column("lease_until", BigInt, doc="Until when no other process may start the task, ns; NULL: not running."),
+    sa.Column("ran_at", BigInt, doc="When the task last ended, ns; NULL: it never ran."),
+    sa.Column("took", BigInt, doc="How long the last run took, ns."),
+    sa.Column(
+        "did", BigInt, doc="How many ledgers, files, messages or groups the last run processed; NULL: the run failed."
+    ),
+    sa.Column("error", LongText, doc="The error of the last failure; NULL: no failure yet."),
 )
 """One row for each task of upkeep of each topic and message table."""
 

@@ -157,73 +157,76 @@ def message_rows(
     return sa.Table(
         name,
         sa.MetaData(),
-        sa.Column("time_scheduled", BigInt, doc="When to send the message for the first time, ns."),
-        sa.Column("id", _ID_TYPES[id_type], *id_items, unique=True, doc="Names the message; unique."),
+        sa.Column("time_scheduled", BigInt, doc="When to deliver the message for the first time, ns."),
+        sa.Column("id", _ID_TYPES[id_type], *id_items, unique=True, doc="The message's unique id."),
         sa.Column(
             "time_next",
             BigInt,
-            doc="When it is sent next, ns: the end of the lease while a consumer has it; NULL once acked.",
+            doc="When the message is delivered next, ns. While a consumer has the message: the end of the lease. NULL"
+            " once acked.",
         ),
-        required("epoch", BigInt, "0", doc="How often it was sent so far."),
-        sa.Column("time_created", BigInt, doc="When it was put, ns."),
-        sa.Column("time_acked", BigInt, doc="When it was acked, ns; NULL: not acked."),
+        required("epoch", BigInt, "0", doc="How many times the message has been delivered."),
+        sa.Column("time_created", BigInt, doc="When the message was put, ns."),
+        sa.Column("time_acked", BigInt, doc="When the message was acked, ns; NULL: not acked."),
         sa.Column("message", _PAYLOADS[payload], doc="The payload."),
-        required("priority", sa.Integer, "0", doc="Higher ones are sent first."),
-        sa.Column("group_id", Name, doc="Its group; NULL: none was given."),
-        sa.Column("headers", LongText, doc="A JSON object of texts; NULL: none."),
-        sa.Column("last_error", LongText, doc="Why it failed last; NULL: it never failed."),
+        required("priority", sa.Integer, "0", doc="Messages with a higher priority are delivered first."),
+        sa.Column("group_id", Name, doc="The message's group; NULL: the put named no group."),
+        sa.Column("headers", LongText, doc="The headers: a JSON object of strings; NULL: no headers."),
+        sa.Column("last_error", LongText, doc="The error of the last failure; NULL: no failure yet."),
         sa.Column(
             "failed_attempts",
             LongText,
-            doc="Its last failed attempts, a JSON array of [epoch, claimed at, duration, consumer, outcome, error], in"
-            " ns; NULL: none failed.",
+            doc="The last failed attempts, as a JSON array of [epoch, claimed at (ns), duration (ns), consumer,"
+            " outcome, error]; NULL: no failed attempts.",
         ),
-        sa.Column("saved_progress", LongText, doc="Progress that its handlers saved, JSON; NULL: none."),
+        sa.Column("saved_progress", LongText, doc="The progress that handlers saved, as JSON; NULL: nothing saved."),
         # An identity, if the database has them, because a role with INSERT may then use its numbers.
         sa.Column("seq", Key, sa.Identity(), primary_key=True, doc="The order of insertion."),
         sa.Column(
             "claim_id",
             BigInt,
-            doc="Number of the claim that has the message; NULL if no consumer has it. It stays after the end of the"
-            " lease until the next claim, and after an ack by plain SQL.",
+            doc="The number of the claim that has the message; NULL: no consumer has it. The number stays after the"
+            " lease has ended, until the next claim, and after an ack by plain SQL.",
         ),
-        sa.Column("consumer", Name, doc="The consumer who has the message, or had it last."),
+        sa.Column("consumer", Name, doc="The consumer that has the message, or had it last."),
         sa.Column(
             "position",
             BigInt,
             sa.CheckConstraint(f"position BETWEEN {-FURTHEST} AND {FURTHEST}"),
-            doc="Its place in its group; NULL: not yet assigned.",
+            doc="The message's place in its group; NULL: not yet assigned.",
         ),
         required(
             "routed",
             sa.SmallInteger,
             "0",
-            doc="1 once a consumer has assigned its place in its group, or noted its key, 0 before. After a change by"
-            " plain SQL 0 again, 2 on PostgreSQL. In a table without groups, 2 if it was due in the past when it was"
-            " put or changed.",
+            doc="In a table with groups or keys: 1 once a consumer has assigned the message's place or recorded its"
+            " key; 0 before, and after a change by plain SQL (on PostgreSQL, 2 after such a change). In a table"
+            " without groups: 2 if the message was put or changed with a time in the past.",
         ),
         sa.Column(
             "ack_held_at",
             BigInt,
-            doc="When an ack came that is held back until those before it have come, ns; NULL: none.",
+            doc="When the message was acked, ns, if the ack is held back until all earlier messages are acked;"
+            " otherwise NULL.",
         ),
         sa.Column(
             "acked_by",
             BigInt,
-            doc="Number of the claim whose delivery acked the message, also while the ack is held back; 0: it expired"
-            " or was cancelled, and no consumer handled it; NULL: acked by its id or by plain SQL, or not acked.",
+            doc="The number of the claim whose delivery acked the message, even while the ack is held back. 0: the"
+            " message expired or was cancelled before a consumer handled it. NULL: not acked, or acked by id or by"
+            " plain SQL.",
         ),
         required(
             "closes_group",
             sa.SmallInteger,
             "0",
-            doc="1 if its exclusive group is released from the consumer after it, else 0. Only an INSERT sets it.",
+            doc="1 if the message is the last of its exclusive group, otherwise 0. Only an INSERT sets it.",
         ),
         sa.Column(
             "expires_at",
             BigInt,
-            doc="When it expires and is no longer sent, ns; NULL: never. If a consumer has it by then, it stays with"
-            " the consumer. The smallest bigint: it was cancelled.",
+            doc="When the message expires, ns; NULL: never. An expired message is not delivered; a consumer that"
+            " already has it keeps it. The smallest bigint: the message was cancelled.",
         ),
         *columns,
         sqlite_autoincrement=True,
