@@ -113,7 +113,7 @@ def test_categories_of_polars_are_sources(kind: Any) -> None:
 
 def test_objects_that_a_library_would_misrepresent_are_refused() -> None:
     pointers = pl.DataFrame([HEADED | {"v": object()}], schema_overrides={"v": pl.Object})
-    with pytest.raises(SchemaError, match="column 'v' must hold values of an Arrow type, got Python objects"):
+    with pytest.raises(SchemaError, match="column 'v' must have an Arrow type, got Python objects"):
         messages(pointers, payload="v")
     assert len(messages(pointers)) == 1
     whole, exact = pd.Timestamp(1000, tz="UTC"), pd.Timestamp(1, tz="UTC")
@@ -149,7 +149,7 @@ def test_objects_that_a_library_would_misrepresent_are_refused() -> None:
             pl.DataFrame(ROWS),
             {"columns": {"source": "no"}},
             SchemaError,
-            "must have exactly one column 'no', to be read as source, got",
+            "must have exactly one column 'no' for the field source, got",
         ),
         (pl.DataFrame(ROWS), {"columns": {"sorce": "device"}}, InvalidArgumentError, "got 'sorce': 'device'"),
         (pl.DataFrame(ROWS), {"columns": ["a"]}, InvalidArgumentError, "columns must be a dict"),
@@ -157,7 +157,7 @@ def test_objects_that_a_library_would_misrepresent_are_refused() -> None:
             pl.DataFrame(ROWS),
             {"columns": COLUMNS, "payload": "v"},
             SchemaError,
-            "column 'v', to be read as payload, got",
+            "column 'v' for the field payload, got",
         ),
         (pl.DataFrame(ROWS), {"payload": ["value"]}, InvalidArgumentError, "payload must be the name of a column"),
         (

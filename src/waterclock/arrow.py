@@ -52,7 +52,7 @@ _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 _UNCOMPRESSED = pa.ipc.IpcWriteOptions()
 _STREAM = b"\xff\xff\xff\xff"
 WORTH_COMPRESSING = 4096
-"""Fewer written bytes are not compressed: it would double the time, and make one or two messages larger."""
+"""Less output than this is not compressed: compression would double the time, and make one or two messages larger."""
 
 
 def to_arrow(messages: Sequence[Message], *, positions: bool = False) -> pa.RecordBatch:
@@ -158,7 +158,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, time_unit: TimeUnit) -> pa.C
     elif pa.types.is_map(field.type) and pa.types.is_map(column.type):
         for what, kind in ("keys", column.type.key_type), ("values", column.type.item_type):
             if not _is_text(kind):
-                raise SchemaError(f"column {field.name!r} must have strings as {what}, got {kind}")
+                raise SchemaError(f"column {field.name!r} must have {what} of type string, got {kind}")
     elif pa.types.is_map(field.type) and pa.types.is_struct(column.type):
         column = _as_map(column, field)
     try:
@@ -196,13 +196,13 @@ def _is_text(given: pa.DataType) -> bool:
 
 
 def as_message_columns(table: pa.Table | pa.RecordBatch, time_unit: TimeUnit = "ns") -> pa.Table:
-    """Bring a user's table into `MESSAGE_SCHEMA`: columns ordered and cast, optional ones filled in.
+    """Convert a user's table to `MESSAGE_SCHEMA`: order and cast its columns, and fill in optional ones.
 
     Times are whole numbers of ``time_unit``, or timestamps of any unit with a time zone (`as_nanoseconds`).
 
-    Raises `SchemaError` if source, stream or event_time is missing, a column cannot be cast, or times name no moment.
-    Raises `InvalidArgumentError` if source, stream or event_time holds a null, source or stream an empty text, a header
-    a value other than text, or a time does not fit; also for bytes that are not UTF-8, and other unsound columns.
+    Raises `SchemaError` if source, stream or event_time is missing, a column cannot be cast, or times have no time
+    zone. Raises `InvalidArgumentError` for a null source, stream or event_time, an empty source or stream, a header
+    value that is not text, a time that does not fit, bytes that are not UTF-8, and other invalid Arrow data.
     """
     given = pa.Table.from_batches([table]) if isinstance(table, pa.RecordBatch) else table
     arrays: list[pa.ChunkedArray] = []
@@ -276,8 +276,8 @@ def from_ipc(data: bytes | memoryview) -> pa.RecordBatch:
 def batches_from_ipc(data: bytes | memoryview) -> list[pa.RecordBatch]:
     """Read back the output of `to_ipc`, at least one record batch, and refuse data that could crash its users.
 
-    Raises `SchemaError` if the bytes are not an Arrow IPC stream. Raises `DamagedError` if they begin as one and are
-    not whole and sound record batches.
+    Raises `SchemaError` if the bytes are not an Arrow IPC stream. Raises `DamagedError` if they begin as one, but do
+    not hold complete and valid record batches.
     """
     if not is_ipc(data):
         raise SchemaError(f"cannot read {len(data)} bytes: they are not an Arrow IPC stream of messages")
@@ -300,5 +300,6 @@ def check_messages(batch: pa.RecordBatch) -> None:
     """Raise a `SchemaError` if a batch has other columns than `POSITIONED_SCHEMA`."""
     if not batch.schema.equals(POSITIONED_SCHEMA):
         raise SchemaError(
-            "cannot read messages with unknown columns. If a newer Waterclock wrote them, update waterclock"
+            f"cannot read messages: their columns {batch.schema.names} are unknown to this version of Waterclock. If a"
+            " newer version wrote the messages, update waterclock"
         )

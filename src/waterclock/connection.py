@@ -85,14 +85,14 @@ class Database(Closing):
         retention
             How long messages are kept; None: forever.
         max_ahead
-            How far ahead of the database's clock a publish_time or receive_time may be: a single message three years
-            ahead is the result of every search for a publish_time in these years. None: any.
+            How far ahead of the database's clock a publish_time or receive_time may be; None: no limit. Without a
+            limit, a single message three years ahead is found by every search for a publish_time in those years.
         on_ahead
             Treatment of a message that is further ahead: ``"reject"`` leaves it out of its append and names it, with
-            the reason, in the answer; ``"keep"`` writes it, with a warning in the log.
+            the reason, in the result; ``"keep"`` writes it, with a warning in the log.
         exist_ok
-            Return an existing topic as it is instead of raising. Options other than their default that differ from
-            those of the existing one are named, with both values, in a ``UserWarning``.
+            Return an existing topic as it is instead of raising. A ``UserWarning`` names non-default options that
+            differ from those of the existing topic, with both values.
 
         Raises
         ------
@@ -101,7 +101,7 @@ class Database(Closing):
         InvalidArgumentError
             If the place for its ledgers is unknown; see `connect`.
         UnavailableError
-            If the store of its ledgers cannot be made or reached.
+            If the store of its ledgers cannot be created or reached.
         """
         from waterclock.topics.model.topic_options import TopicOptions
         from waterclock.topics.topic import Topic
@@ -115,16 +115,16 @@ class Database(Closing):
         """Open a topic.
 
         The topic's ledgers are in the store in which they were written; a marker at its root identifies the store. The
-        store is expected at the ``ledgers`` of `connect`. If these are omitted or are another store, the store is
-        expected at its place in the catalogue. If that place cannot be reached just now, the topic opens all the same,
-        so that producers can append.
+        store is expected at the ``ledgers`` of `connect`. If ``ledgers`` is omitted or is another store, the store is
+        expected at the place that the catalogue names. If that place cannot be reached just now, the topic opens
+        anyway, so that producers can append.
 
         Raises
         ------
         NotFoundError
             If it is missing.
         UnavailableError
-            If that place holds no store, or another one; the text names both places.
+            If that place holds no store, or another store; the error names both places.
         """
         from waterclock.topics.topic import Topic
 
@@ -192,7 +192,7 @@ class Database(Closing):
         batch_size
             How many messages a consumer takes at a time, unless it sets this itself.
         cache_size
-            Maximum number of messages that a subscription holds, neither acked nor returned.
+            Maximum number of messages that a subscription holds at a time.
         poll_interval
             How often consumers look for messages that no notification announced.
         min_backoff
@@ -202,8 +202,8 @@ class Database(Closing):
         jitter
             Fraction by which waits vary from the second attempt on.
         max_attempts
-            Maximum number of times that a message is sent; None: no limit. Each claim counts, so workers and
-            subscriptions then claim no message before they can begin it.
+            Maximum number of times that a message is sent; None: no limit. Each claim counts, so with this option,
+            workers and subscriptions claim a message only when they can start it.
         attempts_kept
             How many of a message's failed attempts are kept with it, at most 100; `Delivery.attempts` and
             `MessageTable.explain` show them.
@@ -212,18 +212,19 @@ class Database(Closing):
         rate_limit
             Maximum number of messages handed out per second; None: no limit.
         groups
-            ``"sequenced"``: only the first messages of a group are out, to one consumer, until all are acked.
-            ``"exclusive"``: a group stays with one consumer. None: messages have no order.
+            ``"sequenced"``: only the first messages of a group are sent, to one consumer; the next are sent once all of
+            these are acked. ``"exclusive"``: a group stays with one consumer. None: messages have no order.
         group_header
             The header that names a message's group.
         ungrouped
-            Messages without a group form one group (``"default"``), have no order (``"free"``) or are refused.
+            Messages without a group form one group (``"default"``), have no order (``"free"``) or are refused
+            (``"reject"``).
         ack_order
-            An ack that passes over an earlier message of its group is refused (``"strict"``), kept until its turn
-            comes (``"hold"``) or taken (``"lenient"``).
+            An ack that skips an earlier message of its group is refused (``"strict"``), held until its turn
+            (``"hold"``) or accepted (``"lenient"``).
         on_exhausted
             When the first message of a group has used up its attempts, it moves to the dead-letter table and the group
-            goes on (``"dead_letter"``), or the group waits for you (``"block"``).
+            goes on (``"dead_letter"``), or the group waits for an operator (``"block"``).
         on_expired
             A message that expires before a consumer takes it is dropped (``"drop"``) or goes to the dead-letter table
             (``"dead_letter"``).
@@ -239,11 +240,12 @@ class Database(Closing):
         rate
             Maximum number of messages of one key that are handed out per second, minute, hour or day, over all
             consumers, for example ``{"customer": "10/s"}``, ``{"kind": "600/m"}`` or ``{"kind": "5/h"}``; a number is
-            per second. The key is named as in ``limit``, and is the same key. None: no rate limit per key.
+            per second. The key is named as in ``limit``; with both options, it must be the same key. None: no rate
+            limit per key.
         fair_by
             The key by which messages take turns, named as in ``limit``: each key with due messages gets one message in
-            turn, those of a higher priority first. None: messages are sent by priority and due time, unless there is a
-            ``limit`` or a ``rate``.
+            turn, and messages of a higher priority go first. None: messages are sent by priority and due time, unless
+            there is a ``limit`` or a ``rate``.
         weights
             The number of messages that a key gets in one turn, from 1 to 1,000, for example ``{"vip": 3}``; other keys
             get one. So while keys have waiting messages, they get shares in proportion to their weights. None: all keys
@@ -264,8 +266,8 @@ class Database(Closing):
             Turn the existing SQL table of this name into a message table: it must have the columns of *Vitess
             Messaging* ("Creating a message table"), and missing columns are added. Its rows are delivered.
         exist_ok
-            Return an existing message table as it is instead of raising. Options other than their default that differ
-            from those of the existing one are named, with both values, in a ``UserWarning``.
+            Return an existing message table as it is instead of raising. A ``UserWarning`` names non-default options
+            that differ from those of the existing table, with both values.
 
         Raises
         ------
@@ -292,9 +294,10 @@ class Database(Closing):
         return MessageTable.open(self.backend, name)
 
     def archive(self, table: str, topic: str, older_than: Duration = "0s") -> int:
-        """Move messages that were acked longer ago than this from a message table into a topic, each exactly once.
+        """Move messages acked longer than ``older_than`` ago from a message table to a topic, each exactly once.
 
-        `waterclock.archive_to_topic.archive_table` describes an archived message. Return their number.
+        `waterclock.archive_to_topic.archive_table` describes an archived message. Returns the number of archived
+        messages.
 
         Raises
         ------
@@ -310,7 +313,7 @@ class Database(Closing):
     def backup(self, destination: str | Path, report: Report = no_report) -> BackedUp:
         """Back up an SQLite database with its ledger files into a folder, while others write.
 
-        `waterclock.backup.backing_up.back_up` describes the folder; `waterclock.restore` is the way back.
+        `waterclock.backup.backing_up.back_up` describes the folder; `waterclock.restore` restores the backup.
         """
         from waterclock.backup.backing_up import back_up
 
@@ -394,18 +397,18 @@ def connect(
     ----------
     url
         ``sqlite:///factory.db``, ``postgresql+psycopg://…`` or ``mysql+pymysql://…``. PyMySQL reads the machine's
-        certificates at each new connection, some 45 ms, unless the URL ends with ``?ssl_disabled=true``: for a MariaDB
-        on the same machine, or on a trusted network. Behind a PgBouncer that pools transactions, a URL of PostgreSQL
-        ends with ``?prepare_threshold=none``; consumers then get no notifications, and poll. An SQLite file that may
-        not be written to, or that is named as ``sqlite:///file:factory.db?mode=ro&uri=true``, can be read if its
-        catalogue has this version.
+        certificates at each new connection, some 45 ms, unless the URL ends with ``?ssl_disabled=true``, which suits a
+        MariaDB on the same machine or on a trusted network. Behind a PgBouncer that pools transactions, a URL of
+        PostgreSQL ends with ``?prepare_threshold=none``; consumers then get no notifications, and poll. An SQLite file
+        that may not be written to, or that is named as ``sqlite:///file:factory.db?mode=ro&uri=true``, can be read if
+        its catalogue has this version.
     ledgers
         Folder or filesystem URL for sealed ledgers: ``s3://bucket/folder`` (or ``s3a``), ``gs``, ``abfs``, ``hdfs``, or
-        of any other filesystem that fsspec knows. Needed for new topics, except on SQLite, whose default is
+        the URL of any other filesystem that fsspec supports. Needed for new topics, except on SQLite, whose default is
         ``FILE-ledgers/`` next to the file. Existing topics are found without ``ledgers``, unless their store needs
         credentials or options, which the catalogue does not keep.
     filesystem
-        A filesystem of pyarrow or fsspec, instead of the one that ``ledgers`` names; that is then a path on it.
+        A filesystem of pyarrow or fsspec; ``ledgers`` is then a path on it.
     shards
         Instead of a URL: several databases whose message tables are spread over them, by key range, such as
         ``{"-80": url1, "80-": url2}`` ("Subsetting" in *Vitess Messaging*).
@@ -418,19 +421,20 @@ def connect(
         statement on a large table may need more. A call whose last attempt begins late takes up to twice as long. It
         does not apply to your own transactions, whether on ``backend.engine`` or on your own connections.
     clock
-        Stands in for the database's clock, for tests and simulations: returns ns since the epoch.
+        A function that replaces the database's clock in tests and simulations: returns ns since the epoch.
 
     Raises
     ------
     InvalidArgumentError
-        For a URL of another kind, for an invalid filesystem or one without ``ledgers``, or if the shards' key ranges
-        leave a hole or overlap.
+        For an unsupported URL, for an invalid filesystem or one without ``ledgers``, or if the shards' key ranges leave
+        a gap or overlap.
     NotFoundError
-        If the database has no catalogue and ``create`` is False. With None the first call that needs one raises it.
+        If the database has no catalogue and ``create`` is False. If ``create`` is None, the first call that needs the
+        catalogue raises this error.
     SchemaError
         If the catalogue is newer than this library, or older and ``create`` is not True.
     UnavailableError
-        If the database cannot be opened; of shards, if none can.
+        If the database cannot be opened; with shards, if none of them can be opened.
     """
     seconds = to_duration(timeout, "timeout", minimum=_SHORTEST_TIMEOUT) / _SECOND
     if shards is not None:

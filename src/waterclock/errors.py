@@ -58,7 +58,7 @@ class UnavailableError(WaterclockError):
 
 
 class TimedOutError(UnavailableError):
-    """The database ended a statement that took longer, or waited longer for a lock, than a limit there allows."""
+    """The database ended a statement that exceeded one of its limits on run time or on waiting for a lock."""
 
 
 class RefusedError(WaterclockError):
@@ -117,8 +117,8 @@ class PartlyPutError(UnavailableError):
 
 
 class LongCallWarning(UserWarning):
-    """A call brought a stream's messages from more than 1000 batch lengths; batching by rate cuts only some of them."""
+    """A stream's messages in one call span over 1000 batch lengths, so some get no batch of their own (by rate)."""
 
 
 class OutsideWindowWarning(UserWarning):
-    """Messages of a stream are in batches whose windows they lie outside of, and that continues; by rate only."""
+    """Messages of a stream repeatedly lie outside the windows of their batches (by rate)."""

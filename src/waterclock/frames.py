@@ -167,17 +167,13 @@ def _renamed(table: pa.Table, names: Mapping[str, str], payload: str | None) -> 
 def _column(table: pa.Table, theirs: str, name: str) -> pa.ChunkedArray:
     given = table.schema.names
     if given.count(theirs) != 1:
-        raise SchemaError(
-            f"messages must have exactly one column {theirs!r}, to be read as {name}, got the columns {given}"
-        )
+        raise SchemaError(f"messages must have exactly one column {theirs!r} for the field {name}, got columns {given}")
     return table.column(theirs)
 
 
 def _payloads(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     if column.null_count:
-        raise InvalidArgumentError(
-            f"column {name!r} must not hold nulls, since it holds the payloads, got {column.null_count}"
-        )
+        raise InvalidArgumentError(f"payload column {name!r} must not hold nulls, got {column.null_count}")
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):  # Arrow writes these as JSON does
         return column.cast(kind).cast(pa.string()).cast(pa.binary())
@@ -200,14 +196,14 @@ def _check_objects(given: Any, used: set[str | None]) -> None:
         if name not in used:
             continue
         if str(kind) == "Object":
-            raise SchemaError(f"column {name!r} must hold values of an Arrow type, got Python objects")
+            raise SchemaError(f"column {name!r} must have an Arrow type, got Python objects. Cast the column")
         if str(kind) == "object":
             moments = [each for each in given[name] if isinstance(each, datetime) and each == each]  # noqa: PLR0124  # NaT
             if len({each.tzinfo is None for each in moments}) > 1 or any(
                 getattr(each, "nanosecond", 0) for each in moments
             ):
                 raise SchemaError(
-                    f"column {name!r} must have a type of datetimes, got Python objects. Convert the column:"
+                    f"column {name!r} must have a datetime type, got Python objects. Convert the column:"
                     f" pandas.to_datetime(frame[{name!r}], utc=True)"
                 )
 

@@ -255,7 +255,7 @@ except Exception as error:
 def test_a_library_that_cannot_be_read_is_not_used(tmp_path: Path) -> None:
     with patch.object(kernels.Kernel, "library", str(tmp_path)):
         assert kernels.Kernel(_KERNELS[0]).shipped is None
-        with pytest.raises(UnavailableError, match=r"cannot read its library: .*Is a directory"):
+        with pytest.raises(UnavailableError, match=r"cannot read the compiled library: .*Is a directory"):
             kernels.Kernel(_KERNELS[0]).load_shipped()
 
 

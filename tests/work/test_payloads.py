@@ -223,7 +223,7 @@ def test_a_handler_gets_the_object_that_was_put_and_a_misfit_is_a_dead_letter(
     assert (ORDER, 1) in got
     assert Invoice(number=3, due=dt.date(2026, 7, 1)) in got
     [dead] = orders.dead_letters()
-    assert "order cannot take it: " in dead["dead_reason"]
+    assert "order cannot take the payload: " in dead["dead_reason"]
 
 
 @pytest.mark.one_database

@@ -1,8 +1,8 @@
 """The threads in which an asynchronous database makes its calls.
 
-Most calls are short, so passing them to a thread and back must be cheap. With the futures of an executor, each call
-takes 120 µs of the event loop's time. With these threads it takes a third of that, mostly because the loop wakes up
-once for all calls that have ended.
+Most calls are short, so passing them to a thread and back must be cheap. With an executor's futures, each call costs
+120 µs of the event loop's time. With these threads, it costs 40 µs, mostly because the loop wakes up once for all calls
+that have ended.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Over:
 
 
 class CallThreads:
-    """At most so many threads. They are daemons, and end after a while without calls."""
+    """A pool of daemon threads, which end after a while without calls."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -120,8 +120,8 @@ class CallThreads:
     ) -> _R:
         """Run a function in a thread, and return its result.
 
-        If the caller is cancelled, a call that has not begun is not made, unless ``is_owed``. One that has begun goes
-        on to its end, since a statement cannot be taken back, and ``undo`` gets its result. Raises
+        If the caller is cancelled, a call that has not begun is not made, unless ``is_owed``. A call that has begun
+        goes on to its end, because a statement cannot be undone, and ``undo`` gets its result. Raises
         `InvalidArgumentError` if the database was closed.
         """
         loop = asyncio.get_running_loop()

@@ -8,8 +8,8 @@
 4. Remove files of an earlier backup that the new backup does not need.
 
 The folder holds the earlier backup until step 3, and the new backup afterwards, even if the run is interrupted. After
-an error or Ctrl-C, step 4 removes files that were copied in vain; after a kill, the next backup removes them. The
-backup only reads the source: it neither locks, marks nor deletes anything there.
+an error or Ctrl-C, step 4 removes the copied files that no backup needs; after a kill, the next backup removes them.
+The backup only reads the source: it neither locks, marks nor deletes anything there.
 """
 
 from __future__ import annotations
@@ -307,8 +307,8 @@ def _consistent(
             }
             return taken_at, named, tuple(faults[each.path] for each in named if each.path in faults)
     raise UnavailableError(
-        f"cannot back up: in {_SNAPSHOTS} attempts, ledger files were deleted before they were copied, such as"
-        f" {gone[0].path}. Pause compaction and expiry while the backup runs"
+        f"cannot back up: ledger files such as {gone[0].path} were deleted before they could be copied, in each of"
+        f" {_SNAPSHOTS} attempts. Pause compaction and expiry while the backup runs"
     )
 
 

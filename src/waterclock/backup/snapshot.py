@@ -1,10 +1,10 @@
 """Takes a snapshot of an SQLite database while others write, and lists the ledger files that its catalogue names.
 
 SQLite's backup function copies pages, so the copy equals the database byte for byte. It includes the tables of other
-programs, and does not need their functions and collations, as VACUUM INTO would. It also keeps the row numbers, which
-VACUUM may change. But if another process commits between two steps of the backup, SQLite begins the backup again. So in
-a busy database, a backup might never end. A read transaction on the connection prevents that, because all steps then
-see the same snapshot. Writers do not wait for this transaction, but the write-ahead log grows while it lasts.
+programs. Unlike VACUUM INTO, it needs none of the functions and collations that these tables use, and it keeps row
+numbers. But if another process commits between two steps of the backup, SQLite begins the backup again. So in a busy
+database, a backup might never end. A read transaction on the connection prevents that, because all steps then see the
+same snapshot. Writers do not wait for this transaction, but the write-ahead log grows while it lasts.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def database_file(url: str | sa.URL) -> Path:
         parsed = sa.make_url(url)
     except exc.ArgumentError:
         # From None, because SQLAlchemy's own error quotes the whole URL.
-        raise InvalidArgumentError("url must be a database URL such as sqlite:///factory.db") from None
+        raise InvalidArgumentError(
+            f"url must be a database URL such as sqlite:///factory.db, got {shown(url)!r}"
+        ) from None
     if parsed.drivername.partition("+")[0] != "sqlite":
         raise InvalidArgumentError(
             f"url must be an SQLite database, got {shown(parsed)}. For a database server, run pg_dump or mariadb-dump,"

@@ -68,7 +68,7 @@ class AdaptiveBatchLength:
         self._first = self._pulses = (2 * length * rate + _SECOND) // (2 * _SECOND)
         if self._first < 1:
             raise InvalidArgumentError(
-                f"batch_length must hold at least one pulse of {rate} Hz, got {quoted(batch_length)}"
+                f"batch_length must span at least one pulse at {rate} Hz, got {quoted(batch_length)}"
             )
         most = None if longest is None else to_duration(longest, "longest", minimum=1)
         # As many pulses as make, rounded, no more than the longest.
@@ -156,7 +156,7 @@ class AdaptiveBatchLength:
         known._slow, known._fast, known._idle = counts
         known._too_short = (window, took)
         if not 1 <= first <= known._pulses <= known._largest or known._rate < 1:
-            raise ValueError(f"the batch length must be from the first to the largest length, got {quoted(facts)}")
+            raise ValueError(f"the batch length must lie between the first and the largest length, got {quoted(facts)}")
         return known
 
     @classmethod

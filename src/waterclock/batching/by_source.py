@@ -151,9 +151,7 @@ class BySource:
         elif source in self._by_rate:
             self._closed += self._by_rate.reset(source)
         else:
-            raise NotFoundError(
-                f"no source named {quoted(source)}; this batcher has received no message of that source"
-            )
+            raise NotFoundError(f"no source named {quoted(source)}; this batcher has received no messages from it")
         return self._take_closed()
 
     def processed(self, took: Duration, batch: Batch) -> int | None:

@@ -88,9 +88,9 @@ def load_library(path: str, kernel: ModuleType, signatures: Mapping[str, Signatu
     try:
         library = ctypes.CDLL(path)
     except OSError as error:
-        raise UnavailableError(f"cannot load its library: {error}") from error
+        raise UnavailableError(f"cannot load the compiled library: {error}") from error
     if not library.runs_here():
-        raise UnavailableError("its library is for processors with AVX2, which this one lacks")
+        raise UnavailableError("the compiled library needs AVX2, which this processor lacks")
     _check_layout()
     loaded = ModuleType(kernel.__name__)
     loaded.__dict__.update(kernel.__dict__)
@@ -105,7 +105,7 @@ def _check_layout() -> None:
     fields = (ctypes.c_int64 * 4).from_address(id(probe) + object.__basicsize__)
     shape, strides = ((ctypes.c_int64 * 2).from_address(fields[place]) for place in (2, 3))
     if fields[0] != probe.ctypes.data or (*shape, *strides) != (*probe.shape, *probe.strides):
-        raise UnavailableError(f"the compiled library cannot read the arrays of NumPy {np.__version__}")
+        raise UnavailableError(f"the compiled library does not support NumPy {np.__version__}")
 
 
 class _LibraryFunction:

@@ -2,8 +2,8 @@
 
 A wheel ships each kernel as a compiled library, which loads in milliseconds (`kernel_library`). Without that library,
 as in a clone, a kernel runs interpreted for few rows, and compiled with Numba for many rows. Numba takes 40 s to
-compile after an installation. In each process, it takes 0.7 to 2 s to load the compiled code, mostly for its own
-import. The interpreted form handles `INTERPRETED_ROWS` rows in less time than that (docs/adr/0025).
+compile after an installation. Each process then spends 0.7 to 2 s on loading the compiled code, mostly on importing
+Numba. The interpreted form handles `INTERPRETED_ROWS` rows in less time (docs/adr/0025).
 
 The files of a kernel's package import one another relatively, so that each form imports files in the same form.
 """
@@ -197,7 +197,7 @@ class Kernel:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise UnavailableError(f"cannot read its library: {error}") from error
+            raise UnavailableError(f"cannot read the compiled library: {error}") from error
         check_seal(content, self.fingerprint)
         return load_library(self.library, self.interpreted, self.interpreted.njit.signatures)
 

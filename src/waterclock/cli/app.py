@@ -28,7 +28,7 @@ DONE, FAILED, WRONG_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 _DEMO = """Run the whole flow on a recording of real messages, and draw it.
 
-Appends the recording to a topic, seals it to Parquet and finds a moment a third in. From there, Spark cuts batches into
+Appends the recording to a topic, seals it to Parquet and finds a moment a third in. From there, Spark puts batches into
 a message table, and two workers take them (one is killed midway). Exit code 1 unless every message is accounted for.
 """
 _DOCTOR = """Show the installed parts, databases and Java, and how to install missing parts.
@@ -117,7 +117,8 @@ COMMANDS = {
 }
 """Each noun: its module in this package, and its help, of which the list of commands shows the first line.
 
-It is imported when it is called: the list of commands needs no libraries of commands, and a command only its own.
+A module is imported when its command is called. So the list of commands loads no module, and a command loads only its
+own.
 """
 
 _EXTRAS = {

@@ -62,18 +62,18 @@ def batch(
 ) -> None:
     """Cut messages into batches and print one line per batch, or put them into a message table.
 
-    With --into, each batch becomes one message of the table, exactly once, also when the command is killed: the next
-    run continues. A replay and Spark make the same batches.
+    With --into, each batch becomes one message of the table, exactly once: if the command is killed, the next run
+    continues. A replay and Spark return the same batches.
 
     Parameters
     ----------
     messages
         A file (.parquet, .csv, or JSON lines; - is standard input), or else the name of a topic.
     window
-        Longest span of event time in a batch, for example 500ms. Needed by event time.
+        Longest span of event time in a batch, for example 500ms. Required with --by event_time.
     max_delay
-        How late a message may be received, for example 400ms. Needed by event time, and by id: there it counts from the
-        first message of an id.
+        How late a message may be received, for example 400ms. Required with --by event_time and --by id. By id, the
+        delay counts from the first message of an id.
     max_lead
         How far ahead of the receive clock an event time may be.
     gap
@@ -81,8 +81,8 @@ def batch(
     boundary
         By event time and by rate, a stream whose messages cut windows and begin runs; may be given several times.
     on_conflict
-        Effect of a second message of a stream on the open batch: split it, replace the older message, stand alone, or
-        keep both. The default is split, and keep with --gap.
+        What to do if a stream has a second message in the open batch: split the batch, replace the older message,
+        isolate the new one, or keep both. The default is split, or keep with --gap.
     by
         The rule: event_time; rate with --into, by the rates of the streams; or id, by an id in a header.
     id_of

@@ -98,9 +98,9 @@ def replay(
     spark_log: Path | None = None,
     common: Common = Common(),
 ) -> None:
-    """Write the batches of the archive that start in a range again, and the messages rejected in that range.
+    """Batch a range of the topic again: write the batches that start in it, and the messages rejected in it.
 
-    Adjoining ranges return each batch once.
+    Adjacent ranges return each batch once.
 
     Parameters
     ----------

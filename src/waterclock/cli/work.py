@@ -70,7 +70,7 @@ def work(
     consumer
         Name of this consumer in statistics.
     where
-        Which messages, in SQL's words, for example "region = 'eu' AND amount > 3".
+        An SQL condition that selects messages, for example "region = 'eu' AND amount > 3".
     rate_limit
         Maximum number of messages per second from each table.
     timeout
@@ -82,7 +82,7 @@ def work(
     recycle_above
         Above how many bytes of memory a child process that has handled a message is replaced.
     upkeep
-        Do the upkeep of all topics and message tables of the database as well, as `waterclock upkeep --every 1m`.
+        Do the upkeep of all topics and message tables of the database as well, as `waterclock upkeep --every 1m` does.
     """
     from waterclock.work.worker import Worker
 

@@ -1,7 +1,7 @@
 """Packs each message into its record, compiled with Numba.
 
-A record is treated as little-endian numbers of four bytes. NumPy would fill one field of all records after another, and
-then copy the records. Each of these passes would touch more memory than the processor's cache holds.
+A record is treated as little-endian numbers of four bytes. NumPy would fill the records field by field, and then copy
+them. Each of these passes would touch more memory than the processor's cache holds.
 """
 
 from __future__ import annotations

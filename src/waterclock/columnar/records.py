@@ -5,13 +5,13 @@ A record has, little-endian and without padding, ``event_time`` (8 bytes, ns), `
 has ``ledger`` (8 bytes), ``entry`` (8 bytes) and ``index`` (4 bytes). So its length is 20 bytes, or 40 with a position.
 NumPy reads such a cell in place, and Arrow makes many cells from one array without copying.
 
-A cell of differences, which is passed between Spark's tasks and processes, takes about a third of that. It has
+A cell of differences, which is passed between Spark's tasks and processes, is about a third as long. It has
 
 - the record of its first message, with a position: 40 bytes;
 - a byte for each field: the width of its differences, 0 to 8 bytes;
 - field by field, the difference of each message from the message before it: an integer d, modulo 2⁶⁴, written as 2d, or
   as -2d - 1 if it is negative;
-- a byte of zero if the length would otherwise be even. An odd length shows that a cell holds differences.
+- a zero byte if the length would otherwise be even. An odd length shows that a cell holds differences.
 """
 
 from __future__ import annotations

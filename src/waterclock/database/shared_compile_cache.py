@@ -1,4 +1,4 @@
-"""A cache of compiled statements, shared by similar databases. To compile a statement takes longer than to run it.
+"""A cache of compiled statements, shared by similar databases. Compiling a statement takes longer than running it.
 
 Each engine has its own dialect, and SQLAlchemy does not use its compiled statements for another dialect, even if the
 two are identical. This module uses the first of several equal dialects for all of them.

@@ -1,7 +1,8 @@
 """Draws batches over event time from counts, for web pages that zoom. Works for any number of messages.
 
 `waterclock.figures.timeline` draws batches that are in memory. This module draws counts from a server. A lane shows
-dots if they fit, and otherwise bars. Windows are shaded, and colour and shape distinguish rejected messages.
+messages as dots if they fit, and otherwise as bars. Windows are shaded, and colour and shape distinguish rejected
+messages.
 """
 
 from __future__ import annotations

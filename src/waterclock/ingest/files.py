@@ -102,7 +102,9 @@ def message_from_json(fields: object) -> Message:
         try:
             payload = payload.encode()
         except UnicodeEncodeError as error:
-            raise InvalidArgumentError(f"payload: {error}; pass it as payload_base64") from None
+            raise InvalidArgumentError(
+                f"payload must be valid Unicode: {error}. Pass the payload as payload_base64"
+            ) from None
     encoded = given.pop("payload_base64", None)
     if encoded is not None:
         payload = _decode_base64(encoded)

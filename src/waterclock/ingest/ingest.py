@@ -184,8 +184,8 @@ class Ingest:
                 self._known_silent.add(session.name)
                 text = (
                     f"session {quoted(session.name)} of a shared filter has been silent since"
-                    f" {format_time(session.seen_at)}, and the broker's messages for this session wait. Start its"
-                    " process again, or end the session at the broker"
+                    f" {format_time(session.seen_at)}, and the broker still queues messages for it. Start the"
+                    " session's process again, or end the session at the broker"
                 )
                 self._tell(Event("silent_session", text, {"session": session.name}, is_warning=True))
 

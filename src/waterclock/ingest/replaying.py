@@ -1,4 +1,4 @@
-"""Maps dead letters again after the rules were corrected."""
+"""Maps an ingest's dead letters again, after its rules were corrected."""
 
 from __future__ import annotations
 

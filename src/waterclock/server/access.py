@@ -209,7 +209,7 @@ class Access:
         host = headers.get("host", "")
         parts = _HOST.fullmatch(host)
         if self._policy.on_loopback and not (parts and is_loopback(parts[1])):
-            raise HTTPException(403, "the host must be localhost or a loopback address")
+            raise HTTPException(403, "the header Host must name localhost or a loopback address")
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         is_foreign = site not in _OWN_SITE if site is not None else origin is not None and not _is_at(origin, host)
         if is_foreign and scope["method"] not in _SAFE:

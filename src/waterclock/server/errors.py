@@ -1,4 +1,4 @@
-"""Converts errors to responses. A caller's mistake gets our error text; any other failure shows no internals."""
+"""Converts errors to responses. A caller's mistake returns our error text; other failures reveal no internals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creates the class archive, for which Java records the classes that a typical session loads."""
+"""Creates the class archive: runs a typical session, and Java records the classes that it loads."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class MessageTable:
 
     @property
     def options(self) -> TableOptions:
-        """The table's options, durations in ns; changes by other processes show after a second."""
+        """The table's options, durations in ns; changes by other processes appear within a second."""
         return self._row.now().options
 
     @property
@@ -251,7 +251,7 @@ class MessageTable:
         payload
             Bytes, text or a JSON value, by the table's option ``payload``.
         id
-            Identifies the message; None: the database generates a bigint, Waterclock a UUID (version 7).
+            Identifies the message; None: generated, as a bigint by the database or as a UUID (version 7) by Waterclock.
         at
             When to send it; None: now.
         delay
@@ -262,12 +262,12 @@ class MessageTable:
         headers
             Strings by name.
         priority
-            Higher priorities are sent first, whatever their age. In a table with groups the head's priority orders
-            groups.
+            Higher priorities are sent first, whatever their age. In a table with groups, a group has the priority of
+            its first message.
         expires_at
-            When it expires and is no longer sent; None: never. A consumer that has it by then may still ack it, but if
-            given back it is not sent again. The table's ``on_expired`` decides whether it is dropped or becomes a dead
-            letter.
+            When it expires and is no longer sent; None: never. A consumer that already has it may still ack it; if the
+            consumer returns it, it is not sent again. The table's ``on_expired`` decides whether it is dropped or
+            becomes a dead letter.
         unique
             A key of your choice, for deduplication: while a message with this key waits, another put changes nothing
             and returns its id. None: no deduplication.
@@ -279,7 +279,7 @@ class MessageTable:
             time and all other values of the new message, but keeps its id. A leased message is left unchanged.
         closes_group
             Whether the group ends with this message: once it and all before it are acked, the exclusive group is
-            released from its consumer, as by `groups.close`. Later messages of the name go to any consumer.
+            released from its consumer, as by `groups.close`. Later messages of the group may go to any consumer.
         connection
             A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
             driver, whose transaction contains the put: a commit delivers the message, a rollback discards it. If the
@@ -320,7 +320,8 @@ class MessageTable:
     def put_many(self, rows: Iterable[Mapping[str, Any]], *, connection: Any = None) -> PutIds:
         """Put many messages in one transaction, each a dict of the arguments of `put`; return the ids in order.
 
-        The result's ``existing`` holds the ids that existed before, or that stand for messages with the same key.
+        The result's ``existing`` holds the ids that existed before, and those of waiting messages with the same unique
+        key.
         """
         if tracing.active is None:
             return self._put_many(rows, connection)
@@ -380,8 +381,8 @@ class MessageTable:
             Time zone of ``cron``. When clocks change, fixed times tick once, and ``*`` and ``*/n`` tick in each
             interval.
         catch_up
-            Which ticks are caught up that were missed because no process looked within a minute: ``"none"``, the last
-            ``"one"``, or ``"all"``.
+            Which missed ticks to catch up: ``"none"``, the last ``"one"``, or ``"all"``. A tick is missed if no process
+            looks within a minute of it.
         within
             Maximum age of missed ticks to catch up; None: any age.
         overlap
@@ -432,9 +433,10 @@ class MessageTable:
         wait
             How long to wait if none is due; None: do not wait.
         consumer
-            Name of the consumer, shown to operators; None: the host and the process, and with exclusive groups a number
-            of this ``Database``. Exclusive groups stay with this name while it is alive: until its leases end, and
-            ``ack_wait`` after its last call. Of two live consumers with one name, the second gets nothing.
+            Name of the consumer, shown to operators; None: the host and the process, and with exclusive groups also a
+            number of this ``Database`` object. Exclusive groups stay with this name while it is alive: until its leases
+            end, and ``ack_wait`` after its last call. If two live consumers have the same name, the second gets
+            nothing.
         where
             A condition in SQL: ``"region = 'eu' AND amount > :min"``. It may use the table's additional columns and id,
             time_scheduled, time_created, epoch, priority and group_id.
@@ -464,8 +466,8 @@ class MessageTable:
     def delivery(self, handle: str) -> Delivery:
         """Return a delivery by its handle (`delivery_handle.handle_of`), also one that another process received.
 
-        It can be acked, given back and extended, but has no payload, headers or columns. Whether its lease is lost
-        shows when it is used.
+        It can be acked, given back and extended, but has no payload, headers or columns. A lost lease is noticed only
+        when the delivery is used.
         """
         return delivery_of(self._row.now(), self._callers, handle)
 
@@ -481,7 +483,7 @@ class MessageTable:
         return Watched(self._row, self._request(consumer, where, None, parameters, max_groups))
 
     def give_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Return deliveries to the table, due at once and without counting an attempt. Finished ones stay finished."""
+        """Return deliveries to the table, due at once and without counting an attempt. Ignores finished ones."""
         give_back(self._context, _deliveries(deliveries))
 
     def subscribe(
@@ -504,11 +506,11 @@ class MessageTable:
         Parameters
         ----------
         consumer
-            Name of the consumer; None: the host and the process, and with exclusive groups a number for each
+            Name of the consumer; None: the host and the process, and with exclusive groups also a number for each
             subscription.
         limit
             How many messages to claim at a time; None: the table's ``batch_size``, or one if the table has
-            ``max_attempts``, because each message that a consumer has claimed when it dies uses an attempt.
+            ``max_attempts``, because a consumer that dies uses up an attempt of each message that it has claimed.
         shard, key_range
             A part of a sharded table ("Subsetting"). This table is in one database, so only ``""``, ``"0"`` and ``"-"``
             are valid: they name the whole table.
@@ -577,12 +579,12 @@ class MessageTable:
         Raises
         ------
         LeaseLostError
-            If a delivery's lease was lost, which its ``lost`` then shows. The other messages are acked.
+            If a delivery's lease was lost; its ``lost`` is then true. The other messages are acked.
         OrderError
             If an earlier message of a group is not acked. No message is acked.
         UnavailableError
-            Without ``connection``, if a transaction that acked one of them has not ended; with it, if that transaction
-            began before one of them was claimed.
+            Without ``connection``, if a transaction that acked one of them has not ended; with ``connection``, if its
+            transaction began before one of them was claimed.
         """
         given = one_or_many(ids)
         with self._loaded() as context:
@@ -641,8 +643,8 @@ class MessageTable:
         """Cancel messages: they are no longer sent.
 
         A waiting message is dropped at once. A leased one stays with its consumer, whose ``delivery.cancelled`` becomes
-        true within about a second. The consumer may still ack it, but if given back it is not sent again. In a group,
-        the messages behind it proceed as if it were acked.
+        true within about a second. The consumer may still ack it; if the consumer returns it, it is not sent again. In
+        a group, the messages behind it proceed as if it were acked.
 
         Parameters
         ----------
@@ -733,8 +735,8 @@ class MessageTable:
     def purge(self) -> int:
         """Delete messages that were acked longer ago than ``purge_after``, some at a time; return the count.
 
-        First it removes expired messages that are not leased. By ``on_expired`` they are moved to the dead-letter
-        table, or dropped and later deleted like acked ones.
+        First it removes expired messages that are not leased. Depending on ``on_expired``, it moves them to the
+        dead-letter table, or drops them, to be deleted later like acked messages.
         """
         total = 0
         with self._loaded() as context:
@@ -769,9 +771,9 @@ class MessageTable:
         """Read messages without taking them, in the order in which consumers would get them.
 
         Due messages come first, then later ones. In a table with groups a group's messages come together. Leased
-        messages are left out, and a pause of the table changes nothing. Nothing is locked or written, so a read-only
-        role can call it. Consumers may get other messages first: an exclusive group goes to its owner alone, and the
-        order between groups and ungrouped messages is random.
+        messages are left out, and a pause of the table is ignored. Nothing is locked or written, so a read-only role
+        can call it. Consumers may get other messages first: an exclusive group goes to its owner alone, and the order
+        between groups and ungrouped messages is random.
 
         Parameters
         ----------

@@ -67,7 +67,7 @@ _MESSAGES_AT_ONCE = 4096
 
 
 class Topic:
-    """A log of messages, in ledgers. Made by ``Database.create_topic`` and ``Database.topic``. Safe between threads.
+    """A log of messages, in ledgers. Created by ``Database.create_topic`` and ``Database.topic``. Thread-safe.
 
     Parameters
     ----------
@@ -130,9 +130,9 @@ class Topic:
         """Write messages as one entry at the end; durable and readable when this returns.
 
         If publish_time or receive_time is None, it is set to the database's clock, read before the messages are
-        encoded. (SQLite has no clock of its own: there it is the machine's.) In a topic with ``max_ahead``, messages
-        that are too far ahead of that clock are left out and listed in the result. Threads that append to one topic at
-        the same time share transactions; each gets its own entry and result.
+        encoded. (SQLite has no clock of its own, so the machine's clock is used.) In a topic with ``max_ahead``,
+        messages that are too far ahead of that clock are left out and listed in the result. Threads that append to one
+        topic at the same time share transactions; each gets its own entry and result.
 
         Parameters
         ----------
@@ -153,20 +153,20 @@ class Topic:
             Number of the first of the messages, from 0; the others follow, including rejected ones. A producer's
             numbers only grow. Required with ``producer``.
         epoch
-            Number of the producer's instance: one lower than the topic knows is refused. None: not compared.
+            Number of the producer's instance; a lower number than the topic's latest is refused. None: not compared.
 
         Raises
         ------
         InvalidArgumentError
             If the messages are empty, if they are too large for the database (MariaDB takes half of its
-            max_allowed_packet), or if their numbers are invalid: used for other messages, repeated only in part, or
-            before the producer's last without having been appended, or so far before it that this is unknown.
+            max_allowed_packet), or if their numbers are invalid: used for other messages, repeated only in part, lower
+            than the producer's last number but never appended, or so low that the topic no longer remembers them.
         SchemaError
             If a table lacks a column, or has one of another type.
         ProducerFencedError
             If a newer instance of the producer has taken over.
         UnavailableError
-            If the database stays busy or away.
+            If the database stays busy or unavailable.
         """
         storage = self.storage
         clock = storage.backend.now_about
@@ -200,17 +200,17 @@ class Topic:
         stop
             Position to stop before.
         since, until
-            Instead of those: begin at, and stop before, the first message at or after that time (as of `find`).
-            If the times are disordered, later messages of a smaller time are not read behind ``until``, but messages of
-            a smaller time that follow ``since`` are.
+            Instead of positions: begin at the first message at or after ``since``, and stop before the first one at or
+            after ``until`` (see `find`). If times are out of order, messages between these two may be earlier than
+            ``since``, and messages earlier than ``until`` may come later and are not read.
         by
-            Which time that is, as for `find`. One message of a producer whose clock is far ahead is found for every
-            publish_time up to its own; "effective_time" is not misled by it.
+            The time to which ``since`` and ``until`` refer, as in `find`. A message of a producer whose clock is far
+            ahead is found for every publish_time up to its own; "effective_time" avoids this.
         source, stream
             Only messages of this source or stream, or of these; None: all. Files are read only in parts that may hold
             such sources.
         limit
-            Messages to read at most.
+            Maximum number of messages.
         on_damage
             ``"raise"``: damaged, lost or missing messages are an error. ``"skip"``: the reader skips them and logs a
             warning with the place and the number of messages.
@@ -218,10 +218,10 @@ class Topic:
         Raises
         ------
         DamagedError
-            If a message differs from its written form, or is missing though it was not deleted; it names the ledger
-            and, if possible, the entry.
+            If a message differs from its written form, or is missing although it was not deleted; the error names the
+            ledger and, if possible, the entry.
         UnavailableError
-            If the file of a ledger is gone, or cannot be reached now; the text names it.
+            If the file of a ledger is gone, or cannot be reached now; the error names it.
         """
         for batch in self.read_arrow(
             start,
@@ -280,7 +280,8 @@ class Topic:
         """Read as `read_arrow` does, into one pandas data frame.
 
         Its columns are those of `waterclock.arrow.POSITIONED_SCHEMA`, or the ``columns`` given. Times are datetimes in
-        UTC, exact to the nanosecond; payloads are bytes, headers dicts. Everything is in memory: pass a range.
+        UTC, exact to the nanosecond; payloads are bytes, headers dicts. Everything is loaded into memory, so pass a
+        range.
 
         Raises
         ------
@@ -313,7 +314,7 @@ class Topic:
             An int (ns), an aware datetime, an ISO 8601 text with offset, or how long ago: ``"2h"``.
         by
             ``"publish_time"``, ``"event_time"``, ``"receive_time"`` or ``"effective_time"``, the smaller of
-            publish_time and receive_time, which no producer's clock can put ahead.
+            publish_time and receive_time, which no producer's clock can move ahead.
 
         Raises
         ------
@@ -325,7 +326,7 @@ class Topic:
         return find_first(self.storage, check_by(by), self.storage.time(time, "time"))
 
     def newest(self, by: str = "event_time") -> Found:
-        """Find the message with the largest time; of several, the first. It may be anywhere in the topic.
+        """Find the message with the largest time, anywhere in the topic; if several have it, the first of them.
 
         Two catalogue queries and at most one ranged read of a file, for a topic of any size. After ledgers were deleted
         or lost, until the next upkeep, also one query over all ledgers.
@@ -394,12 +395,12 @@ class Topic:
         return list_ledgers(self.storage, check_integer(start, "start"), check_limit(limit))
 
     def alter(self, **options: Unpack[TopicChanges]) -> None:
-        """Change options; omitted ones stay.
+        """Change options; omitted options keep their values.
 
         Appends and upkeep follow a changed ``roll_after``, ``roll_size`` or ``retention`` at once. A changed
         ``max_ahead`` or ``on_ahead`` applies at once to appends through this topic, and within a second to those of
-        other processes. Messages that the topic holds stay, except for those that a shorter ``retention`` lets upkeep
-        delete. A repeated append of a numbered producer is judged by the limit of the first time.
+        other processes. Existing messages stay until upkeep deletes those older than a shorter ``retention``. If a
+        producer repeats an append, the limit of the first append applies.
 
         Parameters
         ----------
@@ -466,7 +467,7 @@ class Topic:
     def verify(self, *, deep: bool = False, progress: Progress | None = None) -> Verified:
         """Check that everything in the catalogue exists and is intact. The topic may be in use.
 
-        Compares rows with one another: numbers without holes, bounds, running maxima. Compares files with rows: each
+        Compares rows with one another: numbers without gaps, bounds, running maxima. Compares files with rows: each
         exists with its length and an intact footer, and no other file exists.
 
         Parameters
@@ -479,7 +480,7 @@ class Topic:
         Raises
         ------
         UnavailableError
-            If the store or the database cannot be reached, or another store lies there: that is not a fault of the
+            If the store or the database cannot be reached, or its place holds another store; neither is a fault of the
             topic.
         """
         return verify_topic(self.storage, deep=deep, progress=progress)
@@ -500,7 +501,7 @@ class Topic:
         Raises
         ------
         UnavailableError
-            If the store or the database cannot be reached, or another store lies there: nothing is recorded then.
+            If the store or the database cannot be reached, or its place holds another store; nothing is recorded then.
         """
         return repair_topic(self.storage, progress)
 
@@ -520,10 +521,10 @@ class Topic:
         name
             1 to 255 characters.
         start
-            Start of a new one: ``"earliest"``, ``"latest"``, a position, or the first message at or after a time.
-            Ignored for an existing one.
+            Start of a new subscription: ``"earliest"``, ``"latest"``, a position, or the first message at or after
+            a time. Ignored for an existing subscription.
         by
-            Which time that is, as for `find`.
+            The time to which ``start`` refers, as in `find`.
         lease
             How long the subscription stays with a reader that neither reads nor commits.
         on_damage
@@ -605,7 +606,7 @@ class Topic:
         return delete_before(self.storage, check_position(before, "before"), force=force)
 
     def enforce_retention(self, *, force: bool = False) -> int:
-        """Delete the ledgers of which all messages are older than the topic's ``retention``; return how many.
+        """Delete the ledgers whose messages are all older than the topic's ``retention``; return how many.
 
         As in `truncate`, ``force`` also deletes messages that a subscription has not read.
         """
@@ -626,7 +627,7 @@ class Topic:
         of the topic's files must exist there with its size, and the catalogue gets the new place. Other topics of that
         store move with it. Otherwise the files are copied to the store at ``root``, which is created if missing, read
         back and compared. One transaction then switches the topic to it. The old files stay for an hour for current
-        readers. If it is killed at any point, no message is lost; call it again to continue.
+        readers. If the call is killed at any point, no message is lost; call it again to continue.
 
         Topics that are open in other processes must be opened again: an `UnavailableError` says so when they seal,
         compact or, after the hour, read.
@@ -682,14 +683,14 @@ class Topic:
         Raises
         ------
         DamagedError
-            If there are such ledgers.
+            If ledgers are missing or unreadable, and ``on_damage`` is ``"raise"``.
         """
         first = Position(0, 0, 0) if start is None else check_position(start, "start")
         damage = Damage(self.name, check_on_damage(on_damage))
         return plan_slices(self.storage, first, stop, max_messages, wanted, damage)
 
     def advance(self, position: Position, messages: int) -> Position:
-        """Return the position after about so many messages: the end of an entry, never past the end of the topic.
+        """Return the position after about this number of messages, at the end of an entry and not past the topic's end.
 
         An entry is not cut, because messages that arrived together must reach a batcher together.
         """
@@ -718,7 +719,7 @@ class Topic:
         NotFoundError
             If no message is at a position (any more).
         DamagedError
-            If a message differs from its written form, or is missing though it was not deleted.
+            If a message differs from its written form, or is missing although it was not deleted.
         LostFileError
             If the file of a ledger is gone.
         """

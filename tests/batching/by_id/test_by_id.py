@@ -217,7 +217,7 @@ def test_invalid_options_and_messages_are_refused() -> None:
 def test_a_state_needs_its_function_back() -> None:
     with pytest.raises(InvalidArgumentError, match="id_of must be the function of the saved batcher"):
         IdBatcher.restore(IdBatcher(read_number, max_delay=1).state())
-    with pytest.raises(InvalidArgumentError, match="as header 'train' holds the ids"):
+    with pytest.raises(InvalidArgumentError, match="because header 'train' holds the ids"):
         IdBatcher.restore(IdBatcher("train", max_delay=1).state(), read_number)
     with pytest.raises(SchemaError, match="are not the state of an id batcher"):
         IdBatcher.restore(b"text")

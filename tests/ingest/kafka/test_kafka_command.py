@@ -114,7 +114,7 @@ def test_mistakes_on_the_command_line_are_named(tmp_path: Path, capsys: pytest.C
         ([url, "--topic", "t", "--kafka-topic", "a", "--group", ""], WRONG_USAGE, "group must not be empty"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--property", "x"], WRONG_USAGE, "property must be NAME=VALUE"),
         ([url, "--topic", "t", "--kafka-topic", "a", "--kafka-topic", "a"], WRONG_USAGE, "'a' occurs twice"),
-        (["mqtt://a", "--topic", "t", "--group", "g"], WRONG_USAGE, "cannot use options of Kafka with another source"),
+        (["mqtt://a", "--topic", "t", "--group", "g"], WRONG_USAGE, "cannot use Kafka options with this source"),
         (
             ["check", url, "--topic", "t", "--kafka-topic", "a", "--messages", "f"],
             WRONG_USAGE,

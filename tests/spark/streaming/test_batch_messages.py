@@ -184,9 +184,9 @@ def test_payloads_of_other_messages_are_refused(topic: Topic, name: str, value: 
 def test_invalid_arguments_are_refused(spark: SparkSession, topic: Topic) -> None:
     batches = batches_on(spark, topic)
     url = str(topic.storage.backend.url)
-    with pytest.raises(wc.InvalidArgumentError, match="url is missing: payloads='telemetry' needs url"):
+    with pytest.raises(wc.InvalidArgumentError, match="url is missing"):
         messages_of(batches, "telemetry")
-    with pytest.raises(wc.InvalidArgumentError, match="payloads is missing: url and ledgers need"):
+    with pytest.raises(wc.InvalidArgumentError, match="payloads is missing"):
         messages_of(batches, url=url)
     with pytest.raises(wc.NotFoundError, match="'other'"):
         messages_of(batches, "other", url=url)

@@ -243,7 +243,7 @@ def test_an_entry_in_two_micro_batches_is_refused_with_what_to_do() -> None:
     stream = RateStream.restore(stream.state(), PLAIN_OPTIONS)
     with pytest.raises(
         InvalidArgumentError,
-        match=r"must arrive complete and in order, got ledger and entry 0:0 in a later micro-batch",
+        match=r"must arrive complete and in order, got ledger:entry 0:0 in a later micro-batch",
     ):
         stream.take(many(call[1:], random.Random(1)))  # noqa: S311
 

@@ -154,7 +154,7 @@ def test_a_silent_source_of_a_rate_is_forgotten_when_the_watermark_has_passed_it
 def test_an_entry_in_two_micro_batches_stops_the_query():
     spark = TwsTester(RateProcessor(RateOptions.checked("1s", None, gated=True), 4))
     spark.test(0, row(("det", 0, 0)))
-    with pytest.raises(InvalidArgumentError, match="got ledger and entry 0:0 in a later micro-batch"):
+    with pytest.raises(InvalidArgumentError, match="got ledger:entry 0:0 in a later micro-batch"):
         spark.test(0, row(("det", 1, 1)))
 
 

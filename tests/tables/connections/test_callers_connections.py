@@ -220,13 +220,13 @@ def test_asynchronous_connections_and_sessions_of_sqlalchemy_work_through_run_sy
         async with AsyncSession(engine) as session, session.begin():
             ids = await session.run_sync(lambda own: table.put_many([{"payload": "s", "id": "s"}], connection=own))
             assert ids == ["s"]
-            with pytest.raises(wc.InvalidArgumentError, match=r"synchronous, got .*Pass the connection that run_sync"):
+            with pytest.raises(wc.InvalidArgumentError, match=r"synchronous, got .*Pass the synchronous one from"):
                 table.put("x", id="x", connection=session)
 
     async def on_autocommit(engine: AsyncEngine) -> None:
         async with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
             await connection.run_sync(lambda own: table.put("c", id="c", connection=own))
-            with pytest.raises(wc.InvalidArgumentError, match=r"synchronous, got .*Pass the connection that run_sync"):
+            with pytest.raises(wc.InvalidArgumentError, match=r"synchronous, got .*Pass the synchronous one from"):
                 table.put("x", id="x", connection=connection)
 
     async def all_of_them() -> None:
@@ -293,7 +293,9 @@ def test_a_connection_of_another_driver_or_database_is_refused_by_name(
 ) -> None:
     own = {"sqlite": "sqlite3", "postgresql": "psycopg", "mysql": "pymysql"}[database.backend.dialect.name]
     for driver in ("psycopg2", "apsw", *({"sqlite3", "psycopg", "pymysql"} - {own})):
-        with pytest.raises(wc.InvalidArgumentError, match=rf"must be a connection of {own}, .* of {driver}"):
+        with pytest.raises(
+            wc.InvalidArgumentError, match=rf"must be a SQLAlchemy Connection, or a connection of {own}, .* of {driver}"
+        ):
             table.put("x", id="x", connection=foreign(driver))
     other = "sqlite://" if own != "sqlite3" else "postgresql+psycopg://u@localhost:1/none"
     if own != "sqlite3":

@@ -50,7 +50,7 @@ def test_a_delivery_that_was_given_back_is_not_acked_in_silence(orders: MessageT
     delivery.nack()
     with pytest.raises(LeaseLostError, match=r"^cannot ack message 1 of table 'orders': it was given back"):
         delivery.ack()
-    with pytest.raises(LeaseLostError, match=r"^cannot ack 1 of table 'orders': .* The other 0 are acked"):
+    with pytest.raises(LeaseLostError, match=r"^cannot ack 1 of table 'orders': .* The other 0 were acked"):
         orders.ack([delivery])
     assert orders.stats().acked == 0
 

@@ -351,7 +351,7 @@ def test_a_claim_that_is_broken_off_at_any_statement_keeps_the_limit_and_loses_n
         ({"limit": 3}, "limit must be a dict with one key and its limit, got 3"),
         ({"limit": {"a b": 1}}, "limit must be 'group' or the name of a column or header"),
         ({"fair_by": ""}, "fair_by must be 'group' or the name of a column or header"),
-        ({"limit": {"a": 1}, "fair_by": "b"}, "fair_by must name the same key as limit, 'a', got 'b'"),
+        ({"limit": {"a": 1}, "fair_by": "b"}, "fair_by must name the key 'a', as limit does, got 'b'"),
         ({"limit": {"a": 1}, "groups": "sequenced"}, "limit must be omitted with groups='sequenced'"),
         ({"fair_by": "a", "groups": "exclusive"}, "fair_by must be omitted with groups='exclusive'"),
         ({"fair_by": "a", "purge_by": "partition"}, "fair_by must be omitted with purge_by='partition'"),
@@ -369,9 +369,9 @@ def test_invalid_limits_are_refused_by_name(make_table: MakeTable, options: dict
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_key_of_a_table_cannot_change(limited: MessageTable) -> None:
-    with pytest.raises(InvalidArgumentError, match="limit must keep the key with which the table was created"):
+    with pytest.raises(InvalidArgumentError, match=r"^limit must keep the key '"):
         limited.alter(limit={"kind": 3})
-    with pytest.raises(InvalidArgumentError, match="limit must keep the key with which the table was created"):
+    with pytest.raises(InvalidArgumentError, match=r"^limit must keep the key '"):
         limited.alter(limit=None)
 
 

@@ -46,7 +46,7 @@ def test_an_option_cannot_be_changed_to_an_invalid_value(orders: MessageTable) -
 @pytest.mark.one_database
 def test_an_option_that_cannot_change_is_named_with_those_that_can(database: Database) -> None:
     orders = database.create_table("orders")
-    with pytest.raises(InvalidArgumentError, match=r"named 'payload'; the options that can change are ack_wait, purge"):
+    with pytest.raises(InvalidArgumentError, match=r"named 'payload'; the changeable options are ack_wait, purge"):
         orders.alter(payload="text")  # pyright: ignore[reportCallIssue]  # that is the point
 
 

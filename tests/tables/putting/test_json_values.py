@@ -203,7 +203,7 @@ def test_a_column_that_is_declared_json_on_sqlite_refuses_what_it_would_change(d
     table = database.table("orders")
     for value in (1.0, -0.0, 0.1, 2**63):
         for name in ("extra", "declared"):
-            with pytest.raises(InvalidArgumentError, match=f"^{name} must be JSON that a JSON column of SQLite"):
+            with pytest.raises(InvalidArgumentError, match=f"^{name} must be JSON that SQLite stores unchanged"):
                 table.put_many([{"payload": 1, name: value}])
     for value in ([1.0, -0.0, 2**63], {"a": 1e23}, 2**63 - 1, "1.0", "x", True):
         table.put(1, extra=value, declared=value)

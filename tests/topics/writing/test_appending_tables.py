@@ -132,7 +132,7 @@ def test_extension_types_that_are_not_text_are_refused_by_name(
     with pytest.raises(SchemaError, match=f"column 'source' must hold strings .* got extension<{kind.extension_name}>"):
         sqlite_topic.append(table(source=names))
     headers = pa.MapArray.from_arrays([0, 1, 2], pa.array(["k", "k"]), names)
-    with pytest.raises(SchemaError, match="column 'headers' must have strings as values, got extension"):
+    with pytest.raises(SchemaError, match="column 'headers' must have values of type string, got extension"):
         sqlite_topic.append(table(headers=headers))
 
 
@@ -140,7 +140,7 @@ def test_extension_types_that_are_not_text_are_refused_by_name(
 def test_headers_that_are_not_text_are_refused(sqlite_topic: Topic, value: object) -> None:
     for key, item, what in ("k", value, "values"), (value, "v", "keys"):
         column = pa.array([[(key, item)]] * 2, pa.map_(pa.scalar(key).type, pa.scalar(item).type))
-        with pytest.raises(SchemaError, match=f"column 'headers' must have strings as {what}, got "):
+        with pytest.raises(SchemaError, match=f"column 'headers' must have {what} of type string, got "):
             sqlite_topic.append(table(headers=column))
     assert list(sqlite_topic.read()) == []
 

@@ -1,4 +1,4 @@
-"""Finds ids without a batch, and streams without a message in a batch."""
+"""Finds ids that have no batch, and batches that lack messages of a stream."""
 
 from __future__ import annotations
 

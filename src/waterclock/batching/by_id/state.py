@@ -1,4 +1,4 @@
-"""Stores the state of an id batcher: messages as Arrow IPC, and all else as JSON in the schema metadata."""
+"""Stores the state of an id batcher: messages as Arrow IPC, and the rest as JSON in the schema metadata."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ class IdState:
             header = maybe(facts["header"], text)
         if (header is None) == (id_of is None):
             needed = (
-                "the function of the saved batcher" if id_of is None else f"None, as header {header!r} holds the ids"
+                "the function of the saved batcher"
+                if id_of is None
+                else f"None, because header {header!r} holds the ids"
             )
             raise InvalidArgumentError(f"id_of must be {needed}, got {id_of!r}")
         with read_as(_FORM.name):

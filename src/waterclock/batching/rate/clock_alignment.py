@@ -10,8 +10,8 @@ line usually means that the message is late. But if the message's event time is 
 clock was set back. If a clock was set, the line and its points move as if the clock had always been set that way, and
 the drift stays known.
 
-The functions take a row of integers, as a NumPy row or a list, so that the class, the columns and Spark use the same
-code.
+The functions take a row of integers, either a NumPy row or a list, so that `RateAwareBatcher`, the batching of columns
+and Spark share this code.
 """
 
 from __future__ import annotations

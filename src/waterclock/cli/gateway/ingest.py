@@ -51,22 +51,22 @@ _MOST_LAGS = 10
 @Parameter(name="*")
 @dataclass(frozen=True)
 class MappingOptions:
-    """How messages are mapped, if the source is a URL; a file says it itself."""
+    """How messages are mapped if the source is a URL. A file has its own mapping."""
 
     topic: str | None = None
     """The topic that takes the messages."""
     format: str = "collectd"
     """collectd, thin-edge, json, senml, raw or ess."""
     filter: str | None = None
-    """The MQTT filter; collectd/# and te/+/+/+/+/m/+ for these two formats unless given."""
+    """The MQTT filter; by default collectd/# for collectd, and te/+/+/+/+/m/+ for thin-edge."""
     template: str | None = None
-    """How topics name source and stream: collectd/{source}/{stream...}; of Kafka, paths TOPIC/KEY do."""
+    """How topics name source and stream, such as collectd/{source}/{stream...}; for Kafka, the path is TOPIC/KEY."""
     qos: int = 1
-    """0 or 1: only at 1 does the broker keep messages for us."""
+    """0 or 1; the broker keeps messages for the ingest only at 1."""
     retained: str = "skip"
-    """take or skip messages that the broker kept."""
+    """take or skip: what happens to messages that the broker has retained."""
     client_id: str | None = None
-    """The name under which the broker keeps the session; one that follows from the topic unless given."""
+    """The name under which the broker keeps the session; derived from the topic unless given."""
     mqtt_version: str = "5"
     """5 or 3.1.1."""
     dead_letters: str = "ingest-dead-letters"
@@ -76,20 +76,20 @@ class MappingOptions:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class KafkaOptions:
-    """Options of an ingest from Kafka, if the source is a URL; a file says it itself."""
+    """Options of an ingest from Kafka if the source is a URL. A file has its own options."""
 
     kafka_topic: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     """Kafka: a topic to read; may be given several times."""
     key: str = "text"
     """Kafka: how a key becomes text: text, hex, base64, or ignore."""
     key_header: str | None = None
-    """Kafka: the header whose value takes the key's place."""
+    """Kafka: the header whose value is used instead of the key."""
     group: str | None = None
     """Kafka: share the partitions with the other members of this group; otherwise all are read."""
     start: str = "earliest"
-    """Kafka: where a partition begins that was never read: earliest, latest or a time."""
+    """Kafka: where to begin a partition that was never read: earliest, latest or a time."""
     until: str | None = None
-    """Kafka: end each partition at its first record of this time or a later one."""
+    """Kafka: stop reading a partition at its first record at or after this time."""
     lost: str = "stop"
     """Kafka: stop or skip: what happens to a partition whose next records the brokers have deleted."""
     property: Annotated[tuple[str, ...], Parameter(negative="")] = ()
@@ -114,8 +114,8 @@ def ingest(
     """Move messages from an MQTT broker or a Kafka cluster into topics until it is stopped.
 
     MQTT: each message is acked once its append has committed. Kafka: the append writes the offsets. SIGTERM and SIGINT
-    stop it, and the broker keeps later messages; SIGHUP reads the file again. User and password of
-    MQTT come from the file, or from WATERCLOCK_MQTT_USERNAME and WATERCLOCK_MQTT_PASSWORD.
+    stop it, and the broker keeps later messages. At SIGHUP, it reads the file again. The user and password for MQTT
+    come from the file, or from WATERCLOCK_MQTT_USERNAME and WATERCLOCK_MQTT_PASSWORD.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def check(
     kafka: KafkaOptions = _NO_KAFKA,
     common: Common = Common(),
 ) -> None:
-    """Show the mapping of the next messages, and the broker's effect on an ingest; append nothing.
+    """Show how the next messages would be mapped, and which broker settings affect the ingest; append nothing.
 
     With Kafka, this reads the newest records. Exit code 1 if a message would become a dead letter.
 
@@ -266,12 +266,13 @@ def replay(
 ) -> None:
     """Map dead letters again after the mapping was corrected, and append those that can now be mapped.
 
-    Continues after the last replay. A message that still cannot be mapped is a dead letter again, with the new reason.
+    Continues after the last replay. A message that still cannot be mapped becomes a dead letter again, with the new
+    reason.
 
     Parameters
     ----------
     source
-        The TOML file, or the URL with the options, of the ingest.
+        The ingest's TOML file, or its URL with the same options.
     dry_run
         Only count the messages, and append nothing.
     """
@@ -293,9 +294,7 @@ def _read(source: str, mapping: MappingOptions = _NO_MAPPING, kafka: KafkaOption
     if source.startswith("kafka:"):
         return IngestFile(_kafka_plan_of_url(source, mapping, kafka))
     if kafka != _NO_KAFKA:
-        raise InvalidArgumentError(
-            "cannot use options of Kafka with another source. Pass a Kafka URL, such as kafka://HOST"
-        )
+        raise InvalidArgumentError("cannot use Kafka options with this source. Pass a Kafka URL, such as kafka://HOST")
     if _is_url(source):
         return IngestFile(_mqtt_plan_of_url(source, mapping))
     if mapping != _NO_MAPPING:

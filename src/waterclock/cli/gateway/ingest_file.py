@@ -38,8 +38,8 @@ def file(
 ) -> None:
     """Append files to a topic, once or as they grow.
 
-    Each message is appended once, also when the command is killed: the next run continues. Rotated and truncated files
-    are recognised. Lines that cannot be mapped become dead letters.
+    Each message is appended once: if the command is killed, the next run continues. Rotated and truncated files are
+    recognised. Lines that cannot be mapped become dead letters.
 
     Parameters
     ----------

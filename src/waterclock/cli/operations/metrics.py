@@ -27,8 +27,9 @@ def metrics(
 ) -> None:
     """Serve the metrics of a database to Prometheus, until it is stopped.
 
-    Answers /metrics; /livez, which is 200 while the process runs; and /readyz, which is 503 while the database does not
-    answer, or claims fail. Starts and keeps running while the database is unavailable: then waterclock_up is 0.
+    Serves /metrics and two probes: /livez returns 200 while the process runs, and /readyz returns 503 while the
+    database does not answer or claims fail. Starts and keeps running while the database is unavailable; waterclock_up
+    is then 0.
 
     Parameters
     ----------

@@ -65,7 +65,7 @@ def dead_letter(
     ids
         The messages; omit them with a filter.
     reason
-        Kept as dead_reason.
+        The reason, stored as dead_reason.
     group
         Messages of this group.
     state
@@ -117,7 +117,7 @@ def redrive(
     name
         The table whose messages they were.
     ids
-        Which; all unless given.
+        The dead letters to move; all unless given.
     limit
         At most this many.
     """

@@ -83,8 +83,8 @@ def put_lines(table: MessageTable, file: str, options: Mapping[str, Any], time_u
             rows = [{**options, **_row(table, number, line, time_unit)} for number, line in chunk]
             ids = table.put_many(rows)
         except WaterclockError as error:
-            where = f"lines {chunk[0][0]} to {chunk[-1][0]} of {quoted(file)} were not put; {done} messages before were"
-            raise type(error)(f"{error}. {where}") from error
+            failed = f"lines {chunk[0][0]} to {chunk[-1][0]} of {quoted(file)}"
+            raise type(error)(f"{error}. Put {done} messages, but not {failed}") from error
         done += len(ids)
         yield from ids
 

@@ -176,7 +176,7 @@ def put(
     time_unit: TimeUnit = "ns",
     common: Common = Common(),
 ) -> None:
-    """Put a message and print its id; with --jsonl, put many and print theirs.
+    """Put a message and print its id; with --jsonl, put many messages and print their ids.
 
     Parameters
     ----------

@@ -32,9 +32,9 @@ class ChangingOptions:
     min_backoff: str | None = None
     """Shortest pause after a failed attempt."""
     max_backoff: str | None = None
-    """Longest wait."""
+    """Longest pause after a failed attempt."""
     jitter: float | None = None
-    """Fraction by which waits vary. A new table has 0.33."""
+    """Fraction by which pauses vary. A new table has 0.33."""
     max_attempts: int | None = None
     """How often a message is sent at most; then it becomes a dead letter."""
     attempts_kept: int | None = None

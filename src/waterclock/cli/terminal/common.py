@@ -31,14 +31,15 @@ class Common:
     ledgers: Annotated[str | None, Parameter(env_var="WATERCLOCK_LEDGERS", group=_GROUP)] = field(
         default=None, repr=False
     )
-    """Folder or URL of sealed ledgers, for new topics and for topics whose store was moved there. New topics on
-    SQLite have FILE-ledgers unless given."""
+    """Folder or URL of sealed ledgers, for new topics and for topics whose store was moved there. Defaults to
+    FILE-ledgers for new topics on SQLite.
+    """
     json: Annotated[bool, Parameter(negative="", group=_GROUP)] = False
     """Write JSON: one object per line."""
     yes: Annotated[bool, Parameter(name=("--yes", "-y"), negative="", group=_GROUP)] = False
     """Do not ask before something is deleted."""
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), negative="", group=_GROUP)] = False
-    """Say nothing on stderr but errors."""
+    """Print only errors to stderr."""
     verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), negative="", group=_GROUP)] = False
     """Log all activity to stderr."""
 

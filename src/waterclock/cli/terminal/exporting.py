@@ -26,7 +26,7 @@ class MetricsOptions:
     """Options of commands that export metrics."""
 
     metrics: str | None = None
-    """Address at which to serve metrics for Prometheus, and the probes /livez and /readyz: 127.0.0.1:9464."""
+    """Address at which to serve metrics for Prometheus, and the probes /livez and /readyz, such as 127.0.0.1:9464."""
     metrics_labels: int = _LABELS
     """How many tables, topics, subscriptions and kinds have a label of their own; further ones share "other"."""
 

@@ -129,8 +129,8 @@ class _Again:
         """Note the end of the file; InvalidArgumentError if its producer has appended more."""
         if self._numbers is not None:
             raise InvalidArgumentError(
-                f"producer {quoted(self._producer)} has already appended messages up to number {self._numbers[1]},"
-                " which this file does not have. Give this file its own --producer, or omit --producer"
+                f"producer {quoted(self._producer)} has already appended messages up to number {self._numbers[1]}, but"
+                " this file ends before that number. Give this file its own --producer, or omit --producer"
             )
 
 

@@ -55,7 +55,7 @@ def export(
     Parameters
     ----------
     to
-        A new file, its format by its ending: .parquet (times as datetimes in UTC), .csv, or .jsonl, which
+        A new file, whose ending selects the format: .parquet (times as datetimes in UTC), .csv, or .jsonl, which
         `waterclock topic append` reads.
     start
         First position, ledger:entry:index.
@@ -66,7 +66,7 @@ def export(
     until
         Time before which to stop.
     by
-        Which of a message's times those are.
+        The time of a message to which --since and --until refer.
     source
         Only messages of this source; may be given several times.
     stream

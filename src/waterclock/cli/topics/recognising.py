@@ -76,7 +76,7 @@ def recognise(topic: Topic, file: MessageFile) -> Recognised | None:
     try:
         checksums = _checksums(file, {each.last for numbering in known.values() for each in numbering.recent})
     except (InvalidArgumentError, SchemaError) as error:
-        raise type(error)(f"{error}; the file was already appended at least up to this message. {_REMEDY}") from error
+        raise type(error)(f"{error}. This file was already appended at least up to this message. {_REMEDY}") from error
     going_on = [
         Recognised(each, numbering.recent[-1].last + 1)
         for each, numbering in known.items()
@@ -141,7 +141,7 @@ def _difference(topic: Topic, file: MessageFile, append: AppendMetadata, begin: 
                 return f"it has changed since then in {noun} {number}"
         if end == 0:
             return "it has fewer messages now"
-    return f"it has changed since then, or is shorter, between its messages {begin + 1} and {append.last + 1}"
+    return f"some of its messages {begin + 1} to {append.last + 1} have changed or are missing"
 
 
 def _held(topic: Topic, append: AppendMetadata) -> Iterator[Message]:

@@ -41,7 +41,7 @@ def add(
     start
         earliest, latest, a position, a time with offset, or a duration such as 2h for that long ago.
     by
-        Which of a message's times that is; effective_time is the smaller of its publish and receive time.
+        The time of a message to which --start refers; effective_time is the smaller of its publish and receive time.
     """
     with common.connect() as database:
         subscription = database.topic(topic).subscribe(name, position_or_time(start), by=by)
@@ -127,7 +127,8 @@ def seek(
     end
         To the next message to be written.
     by
-        Which of a message's times is meant; effective_time is the smaller of its publish and receive time.
+        The time of a message to which --to and --since refer; effective_time is the smaller of its publish and receive
+        time.
     filter_older
         Skip messages after that position whose own time is earlier.
     dry_run

@@ -278,9 +278,9 @@ def read(
 ) -> None:
     """Print messages, one per line.
 
-    --since and --until are positions in the topic: it begins at the first message at or after --since, and stops before
-    the first one at or after --until. If times are out of order, some messages between them are outside the time range,
-    and others in the range are not between them; --where-time filters by each message's own time instead.
+    Begins at the first message at or after --since, and stops before the first one at or after --until. If times are
+    out of order, some messages between these two are outside the time range, and some in the range are elsewhere.
+    --where-time filters by each message's own time instead.
 
     Parameters
     ----------
@@ -293,7 +293,8 @@ def read(
     until
         Time before which to stop.
     by
-        Which of a message's times those are; effective_time is the smaller of its publish and receive time.
+        The time of a message to which --since and --until refer; effective_time is the smaller of its publish and
+        receive time.
     where_time
         Print the messages whose own time is in the range from --since to before --until, wherever they are.
     limit
@@ -357,7 +358,7 @@ def find(
     moment
         A time with offset, or a duration such as 2h for that long ago.
     by
-        Which of a message's times is meant; effective_time is the smaller of its publish and receive time.
+        The time of a message to search by; effective_time is the smaller of its publish and receive time.
     """
     with common.connect() as database:
         topic = database.topic(name)

@@ -27,7 +27,7 @@ def seal(name: TopicName, /, *, master: str | None = None, common: Common = Comm
     Parameters
     ----------
     master
-        Do it on Spark, a ledger a task: its cluster, or local[*]. In this process unless given.
+        The Spark cluster, or local[*], that runs one task per ledger; without it, this process seals.
     """
     with common.connect() as database:
         topic = database.topic(name)
@@ -46,7 +46,7 @@ def compact(name: TopicName, /, *, master: str | None = None, common: Common = C
     Parameters
     ----------
     master
-        Do it on Spark, a new file a task: its cluster, or local[*]. In this process unless given.
+        The Spark cluster, or local[*], that runs one task per new file; without it, this process compacts.
     """
     with common.connect() as database:
         topic = database.topic(name)

@@ -277,7 +277,7 @@ class RateStream:
         for number in np.flatnonzero(again).tolist():
             name = ordered.source_names[int(of_source[number])].as_py()
             raise InvalidArgumentError(
-                f"entries of source {quoted(name)} must arrive complete and in order, got ledger and entry"
+                f"entries of source {quoted(name)} must arrive complete and in order, got ledger:entry"
                 f" {first[number][0]}:{first[number][1]} in a later micro-batch than"
                 f" {before[number][0]}:{before[number][1]}. Read the topic with the format waterclock"
             )

@@ -32,7 +32,7 @@ class StateEncoding(NamedTuple):
         version.
         """
         if not has_form(self.form, state):
-            raise SchemaError(f"a state of {len(state)} bytes is not {self.name}. {REMEDY}")
+            raise SchemaError(f"cannot read {len(state)} bytes: they are not {self.name}. {REMEDY}")
         written = unframed(self.form, state, self.name)
         line = bytes(written[:1024]).partition(b"\n")[0]
         if len(line) == len(written[:1024]):

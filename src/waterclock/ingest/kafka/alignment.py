@@ -1,9 +1,9 @@
 """Orders the records of several partitions by time while some of them are behind. Pure.
 
-A consumer that catches up gets a long piece of one partition, then a long piece of another. If these were appended in
-this order, a batcher's clock would move past windows before later partitions have brought their messages. So each
+A consumer that catches up gets a long piece of one partition, then a long piece of another. If the pieces were appended
+in this order, a batcher's clock would pass the end of windows before the messages of later partitions arrive. So each
 record waits until every partition that is behind has a record with an equal or later time. A partition is behind until
-the ingest has once reached its end.
+the ingest has reached its end for the first time.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class KafkaPlan:
             raise InvalidArgumentError(f"lost must be stop or skip, got {quoted(self.lost)}")
         if self.until is not None and isinstance(self.start, int) and self.until <= self.start:
             raise InvalidArgumentError(
-                f"until must be later than start, got {format_time(self.until)} and {format_time(self.start)}"
+                f"until must be later than start ({format_time(self.start)}), got {format_time(self.until)}"
             )
 
     def open_topics(self, database: Database) -> dict[str, Topic]:

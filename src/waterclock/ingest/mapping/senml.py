@@ -84,7 +84,7 @@ class _Base:
         for name in fields:
             if name.endswith("_"):
                 raise InvalidArgumentError(
-                    f"cannot read the SenML record: its mandatory field {quoted(name)} is unknown"
+                    f"cannot read the SenML record: its mandatory field {quoted(name)} is not supported"
                 )
         if "bver" in fields and int(Decimal(_number(fields, "bver"))) > _VERSION:
             raise InvalidArgumentError(f"SenML version must be at most {_VERSION}, got {_number(fields, 'bver')}")

@@ -96,7 +96,7 @@ def read_dead_letter(letter: Message) -> Published:
     with suppress(KeyError, ValueError):
         return Published(bytes.fromhex(headers[_TOPIC_HEX]), letter.payload, _RETAINED in headers)
     if letter.source != SOURCE or _TOPIC not in headers:
-        raise InvalidArgumentError("this message is not a dead letter of an ingest")
+        raise InvalidArgumentError("cannot restore the message: it is not a dead letter of an ingest")
     return Published(headers[_TOPIC], letter.payload, _RETAINED in headers)
 
 

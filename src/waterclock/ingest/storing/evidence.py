@@ -1,8 +1,8 @@
 """Remembers appended messages that the broker may deliver again because it has not seen their acks. Pure.
 
 A broker delivers a message again after a reconnect if it has not seen the ack. Such a repeat is dropped only if three
-conditions hold: the broker marks it as a repeat, the broker still had the session, and packet id and content are those
-of an appended message. If any condition fails, the message is appended again: twice is better than not at all.
+conditions hold: the broker marks it as a repeat, the broker still had the session, and packet id and content match an
+appended message. If any condition fails, the message is appended again: twice is better than not at all.
 
 Packet ids identify messages only if the broker increments them, as Mosquitto does. A broker that reuses an id as soon
 as it is acked may deliver an equal message under the id of an appended one. After such a reuse, no message is dropped.
@@ -45,7 +45,7 @@ class Evidence:
     def unpack(cls, data: bytes, most: int) -> Self:
         """Read what `pack` wrote."""
         if len(data) % _ROW.size:
-            raise DamagedError(f"the unacked messages of an ingest session are corrupt: {len(data)} bytes")
+            raise DamagedError(f"the record of unacked messages of an ingest session is corrupt: {len(data)} bytes")
         evidence = cls(most)
         for packet_id, digest in _ROW.iter_unpack(data):
             evidence._digests[packet_id] = digest

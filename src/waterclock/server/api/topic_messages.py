@@ -93,7 +93,7 @@ async def read_messages(
     """
     as_arrow = MEDIA_TYPE in request.headers.get("accept", "")
     if not as_arrow and limit > MOST_ITEMS:
-        raise InvalidArgumentError(f"limit must be at most {MOST_ITEMS} in JSON, got {limit}. For more, read in Arrow")
+        raise InvalidArgumentError(f"limit must be at most {MOST_ITEMS} in JSON, got {limit}. For more, request Arrow")
     times = {"since": time_of(since), "until": time_of(until)}
     first, last = (None if one is None else Position.parse(one) for one in (start, stop))
 

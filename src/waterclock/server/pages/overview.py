@@ -62,7 +62,7 @@ def overview_data(facts: Facts, caller: Client, database: Any) -> dict[str, Any]
         problems.append(
             Problem(
                 "warn",
-                f"A transaction has been open for {facts.oldest_transaction} s, which keeps dead rows.",
+                f"A transaction has been open for {facts.oldest_transaction} s. It keeps dead rows from being removed.",
                 "/system",
             )
         )

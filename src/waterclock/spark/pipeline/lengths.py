@@ -127,9 +127,10 @@ class LengthRecord:
             if known != length and known[:2] >= length[:2]:
                 check()
                 raise InvalidArgumentError(
-                    f"pipeline {quoted(self._pipeline.name)}: its checkpoint has a batch length for messages from"
-                    f" {known.ledger}:{known.entry}:0 on, but has not read them. So messages would be batched twice."
-                    " Restore the whole checkpoint, or start with a new checkpoint and other outputs"
+                    f"cannot run pipeline {quoted(self._pipeline.name)}: its checkpoint has a batch length for messages"
+                    f" from {known.ledger}:{known.entry}:0 on, but does not show that these messages were read,"
+                    " so they might be batched twice. Restore the whole checkpoint, or start with a new checkpoint and"
+                    " other outputs"
                 )
         name = f"from={length.ledger}-{length.entry},length={length.batch_length}"
         write_text(spark, f"{_folder(self._pipeline.checkpoint)}/{name}", "")
@@ -146,8 +147,8 @@ def recorded_lengths(spark: SparkSession, pipeline: Pipeline) -> tuple[list[Leng
     newest = _length(offset)
     if offset is None or newest is None:
         raise InvalidArgumentError(
-            f"cannot replay pipeline {quoted(pipeline.name)}: its batch length adapts, and its checkpoint has no"
-            " lengths yet. Run the pipeline first, or set batching.batch_length to a duration"
+            f"cannot replay pipeline {quoted(pipeline.name)}: its batch length is adaptive, and its checkpoint"
+            " holds no batch length yet. Run the pipeline first, or set batching.batch_length to a duration"
         )
     end = Place(Position.parse(offset["position"]), offset["ordinal"])
     found = sorted({*_recorded(spark, pipeline.checkpoint), newest})
@@ -163,8 +164,9 @@ def refuse_remote(pipeline: Pipeline) -> None:
     """Raise InvalidArgumentError if the length of a pipeline adapts and the session is one of Spark Connect."""
     if pipeline.adaptive is not None and is_remote():
         raise InvalidArgumentError(
-            f"batching.batch_length of pipeline {quoted(pipeline.name)} must be a duration through Spark Connect, got"
-            " 'adaptive', which needs a file on the driver's machine and direct access to Spark's own filesystems"
+            f"batching.batch_length of pipeline {quoted(pipeline.name)} must be a duration with Spark Connect, got"
+            " 'adaptive'. An adaptive length needs a file on the driver's machine, and direct access to Spark's"
+            " filesystems"
         )
 
 

@@ -339,7 +339,7 @@ def _refuse_lost_id(spark: SparkSession, pipeline: Pipeline) -> None:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         raise InvalidArgumentError(
-            f"cannot start pipeline {quoted(pipeline.name)}: its checkpoint lacks the file metadata, so its last"
+            f"cannot start pipeline {quoted(pipeline.name)}: its checkpoint lacks the file 'metadata', so its last"
             " micro-batch may be written twice. Restore the whole checkpoint, or start with a new checkpoint and"
             " other outputs"
         ) from error

@@ -127,7 +127,7 @@ def refuse_stream_options(options: Mapping[str, str]) -> None:
         if name.lower() in given:
             raise InvalidArgumentError(f"option {quoted(name)} only works with spark.readStream")
     if given.get("startingposition") == "latest":
-        raise InvalidArgumentError("startingPosition must not be 'latest' with spark.read, only with spark.readStream")
+        raise InvalidArgumentError("startingPosition 'latest' only works with spark.readStream")
 
 
 def refuse_end(options: TopicReadOptions) -> None:

@@ -183,8 +183,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         remedy = "Start the query with a new checkpoint, or connect to the original database"
         if offset["topic"] != self._origin:
             raise NotFoundError(
-                f"the checkpoint does not belong to this topic {self._topic.name!r}, but to another topic, perhaps an"
-                f" earlier one of that name or one in another database. {remedy}"
+                f"the checkpoint belongs to another topic than {self._topic.name!r}, perhaps to a removed topic of the"
+                f" same name, or a topic in another database. {remedy}"
             )
         head = place_of(self._topic.storage, self._topic.head)
         if offset["ordinal"] > head.ordinal:

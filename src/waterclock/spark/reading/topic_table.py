@@ -1,8 +1,8 @@
 """Reads a topic as a DataFrame: sealed files through Spark's own Parquet reader, and the rest through Python.
 
-It is expensive to move rows between Java and Python, and Spark does not tell a Python reader which columns a query
-needs. So sealed messages are read without Python: the catalogue names the files, and Spark reads them. Unsealed
-messages, and files that are only partly in the range, are slices that tasks read as the format ``waterclock`` does.
+Moving rows between Java and Python is expensive, and Spark does not tell a Python reader which columns a query needs.
+So sealed messages are read without Python: the catalogue names the files, and Spark reads them. Unsealed messages, and
+files that are only partly in the range, are cut into slices, which tasks read through the format ``waterclock``.
 
 The files and the slices come from one snapshot, which stays readable while ledgers are sealed and compacted. If an
 entry is sealed meanwhile, it is read from its file, and a compacted file is kept for the grace time.

@@ -2,7 +2,8 @@
 
 A stream runs several Python operators at a time, each in a separate worker, which would spend seconds on the same
 imports. Spark also makes every worker collect garbage after every task, and that takes longer the more is imported.
-Modules imported before the fork are exempt. By then, NumPy and Arrow have started threads, and both survive a fork.
+Modules imported before the fork are exempt. NumPy and Arrow have started threads by then, but both libraries survive a
+fork.
 """
 
 from __future__ import annotations

@@ -121,12 +121,12 @@ def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _Paylo
     if payloads is None:
         if url is not None or ledgers is not None:
             raise InvalidArgumentError(
-                "payloads is missing: url and ledgers need payloads, the name of the topic that holds the payloads"
+                "payloads is missing: url and ledgers locate a topic of payloads. Pass its name: payloads="
             )
         return None
     if url is None:
         raise InvalidArgumentError(
-            f"url is missing: payloads={quoted(payloads)} needs url, the URL of the topic's database"
+            f"url is missing. With payloads={quoted(payloads)}, pass url=, the URL of the topic's database"
         )
     with connect(url, ledgers) as database:
         database.topic(payloads)

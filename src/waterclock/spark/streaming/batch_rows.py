@@ -46,9 +46,8 @@ _TIMES = ("event_time", "receive_time")
 _NS_PER_US = 1_000
 
 _REMEDY = (
-    ". With failOnDataLoss=false, messages deleted since then are written without payloads; with"
-    " onDamage=skip, damaged or missing ones are (in a pipeline's file: fail_on_data_loss and on_damage of"
-    " source)"
+    ". To write such messages without payloads, set failOnDataLoss=false for deleted messages, or onDamage=skip for"
+    " damaged or missing messages (in a pipeline's file: fail_on_data_loss or on_damage of source)"
 )
 _TOO_LARGE = (TooManyBytesError, MemoryError, pa.ArrowInvalid, pa.ArrowCapacityError)
 _log = logging.getLogger(__name__)
@@ -157,7 +156,7 @@ def messages_in(rows: pa.RecordBatch, payloads: Payloads | None, most_bytes: int
     if known["ledger"].null_count:
         raise SchemaError(
             "the batches must have the position of each message, because payloads are looked up by position. Read the"
-            " topic with ledger, entry and index"
+            " topic with the columns ledger, entry and index"
         )
     return found_at(payloads, pa.table(known), most_bytes)
 
@@ -198,7 +197,7 @@ def found_at(payloads: Payloads, rows: pa.Table, most_bytes: int | None = None) 
         raise InvalidArgumentError(
             f"payloads must name the topic that the rows were read from: at {place} topic"
             f" {quoted(payloads.topic.name)} has a message of source {there}, and the rows have a message of source"
-            f" {here}. Payloads of changed rows cannot be read"
+            f" {here}. If the rows were changed after reading, their payloads cannot be read"
         )
     return found
 

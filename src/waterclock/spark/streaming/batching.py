@@ -53,8 +53,8 @@ _PACKED: dict[str, DataType] = {
     "clock": LongType(),
 }
 _NEEDS_POSITION = (
-    "df must have a column {column!r}: batching by {rule} needs the position (ledger, entry, index) to know how"
-    ' messages arrived. Read the topic with format "waterclock" and option "packed"'
+    "df must have a column {column!r}: batching by {rule} needs the position (ledger, entry, index), which"
+    ' shows in which order messages arrived. Read the topic with format "waterclock" and option "packed"'
 )
 _REJECTED_SCHEMA = f"source STRING, reason STRING, {UNPACKED_COLUMNS}"
 

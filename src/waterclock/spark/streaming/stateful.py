@@ -283,8 +283,8 @@ def _outcomes(bucketed: DataFrame, processor: StatefulProcessor, time_mode: str)
 def _check_session(df: DataFrame) -> None:
     if df.sparkSession.conf.get(_NO_DATA, "true") != "true":
         raise InvalidArgumentError(
-            f"{_NO_DATA} must be true, got false: only micro-batches without data write the batches that a"
-            f' clock closes. Call spark.conf.set("{_NO_DATA}", "true")'
+            f"{_NO_DATA} must be true, got false: only micro-batches without data write batches that close"
+            f' by the clock. Call spark.conf.set("{_NO_DATA}", "true")'
         )
     provider = df.sparkSession.conf.get(_PROVIDER, "Spark's default")
     if provider != _ROCKSDB:

@@ -117,7 +117,7 @@ class MessageWriter(Writer):
             return self._write
         if task.query is None:
             raise SchemaError(
-                "cannot write to a topic from this stream: Spark did not name the query, so repeated writes would not"
+                "cannot write to a topic from this stream: Spark did not name the query, so a repeated write could not"
                 " be recognised. Write in foreachBatch, with the options producer and microBatch"
             )
         return f"spark-{task.query}"

@@ -65,8 +65,8 @@ class Borrowing:
             return module
         if others := sorted(modules & (_DRIVERS | _OTHERS)):
             raise InvalidArgumentError(
-                f"connection must be a connection of {own}, with which {self._backend.name} was opened, or a SQLAlchemy"
-                f" Connection, got {quoted(connection)} of {others[0]}"
+                f"connection must be a SQLAlchemy Connection, or a connection of {own}, the driver of"
+                f" {self._backend.name}, got {quoted(connection)} of {others[0]}"
             )
         return own  # a proxy, such as the connections of some pools
 

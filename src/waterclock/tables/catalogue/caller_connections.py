@@ -43,8 +43,8 @@ class CallerConnections:
             theirs = self._checked(connection)
         elif any(iscoroutinefunction(getattr(connection, verb, None)) for verb in ("commit", "execute")):
             raise InvalidArgumentError(
-                f"connection must be synchronous, got {_kind(connection)}. Pass the connection that run_sync of"
-                " SQLAlchemy's AsyncConnection or AsyncSession provides: await session.run_sync(lambda own:"
+                f"connection must be synchronous, got {_kind(connection)}. Pass the synchronous one from"
+                " run_sync of SQLAlchemy's AsyncConnection or AsyncSession: await session.run_sync(lambda own:"
                 " table.put(…, connection=own))"
             )
         elif not _has(connection, "cursor") and _has(connection, "connection", "commit"):

@@ -1,8 +1,8 @@
 """Limits how many messages per second a table delivers to all its consumers together, by the database's clock.
 
-A claim under a rate limit locks the row with the limit's state until it commits. So exactly the claimed messages count.
-If a process dies, the database rolls its claim back, and the messages do not count. Tables without a rate limit do not
-use this module.
+A claim under a rate limit locks the row with the limit's state until it commits. So the limit counts exactly the
+claimed messages. If a process dies, the database rolls its claim back, and the messages do not count. Tables without a
+rate limit do not use this module.
 """
 
 from __future__ import annotations

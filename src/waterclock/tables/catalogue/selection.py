@@ -64,8 +64,8 @@ class Selection:
     def _bind(self, context: TableContext) -> Bound:
         if context.options.groups:
             raise InvalidArgumentError(
-                f"cannot use where or order with table {context.name!r}, because that would break the order of its"
-                " groups. Put messages to select or sort into a table without groups"
+                f"cannot use where or order with table {context.name!r}: that would break the order of its groups. Put"
+                " messages that consumers select or sort into a table without groups"
             )
         if self._keys and context.options.turns_by is not None:
             raise InvalidArgumentError(

@@ -1,6 +1,6 @@
 """Purges a message table from time to time, as a side task of its consumers.
 
-Of a process's idle consumers, only one purges. A consumer without the privilege leaves purging to others.
+Only one of a process's idle consumers purges. A consumer without the privilege leaves purging to others.
 """
 
 from __future__ import annotations

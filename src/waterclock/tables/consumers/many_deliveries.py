@@ -37,7 +37,7 @@ def ack_together(context: TableContext, callers: CallerConnections, given: Seque
         names = ", ".join(dict.fromkeys(repr(one.id) for one in deliveries if one.leased in lost))
         raise LeaseLostError(
             f"cannot ack {names} of table {context.name!r}: the leases ended, or the messages were acked, rescheduled"
-            f" or given back. The other {count} are acked"
+            f" or given back. The other {count} were acked"
         )
     return count
 

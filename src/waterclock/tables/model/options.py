@@ -262,7 +262,7 @@ class TableOptions:
             if key != self.turns_by:
                 first = next(iter(self.keys_named))
                 raise InvalidArgumentError(
-                    f"{option} must name the same key as {first}, {quoted(self.turns_by)}, got {quoted(key)}"
+                    f"{option} must name the key {quoted(self.turns_by)}, as {first} does, got {quoted(key)}"
                 )
 
     @property
@@ -289,14 +289,14 @@ class TableOptions:
         for option in changes:
             if option not in OptionChanges.__annotations__:
                 known = OptionChanges.__annotations__
-                remedy = f"the options that can change are {', '.join(known)}"
-                raise InvalidArgumentError(unknown_name("option that can change", option, known, remedy))
+                remedy = f"the changeable options are {', '.join(known)}"
+                raise InvalidArgumentError(unknown_name("changeable option", option, known, remedy))
         given: dict[str, Any] = {**asdict(self), **changes}
         checked = TableOptions.check(**given)
         if checked.turns_by != self.turns_by:
             option = "rate" if "rate" in changes else "limit"
             raise InvalidArgumentError(
-                f"{option} must keep the key with which the table was created, {quoted(self.turns_by)}, got"
+                f"{option} must keep the key {quoted(self.turns_by)}, with which the table was created, got"
                 f" {quoted(getattr(checked, option))}. Create another table, and move the messages"
             )
         return checked

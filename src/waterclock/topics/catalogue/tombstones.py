@@ -53,7 +53,7 @@ def record_lost_ledger(storage: Storage, connection: sa.Connection, ledger: int)
     counter = Counter.of_row(topic)
     if not topic["first_ledger"] <= ledger < counter.ledger:
         raise InvalidArgumentError(
-            f"only ledgers from {topic['first_ledger']} to {counter.ledger - 1} can be recorded as lost in topic"
+            f"ledger must be from {topic['first_ledger']} to {counter.ledger - 1} to be recorded as lost in topic"
             f" {storage.name!r}, got {ledger}"
         )
     key = (ledgers.c.topic_id == storage.topic_id, ledgers.c.ledger == ledger)

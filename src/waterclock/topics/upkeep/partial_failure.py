@@ -1,4 +1,4 @@
-"""Continues upkeep past damaged ledgers, and then raises one error with the work done and the skipped ledgers."""
+"""Continues upkeep past damaged ledgers, and then raises one error that lists the work done and the skipped ledgers."""
 
 from __future__ import annotations
 

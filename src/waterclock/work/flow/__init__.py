@@ -1,1 +1,1 @@
-"""The path of a delivery through a worker: it is fetched and dispatched, and then its outcome is written."""
+"""The path of a delivery through a worker: fetching, dispatching, and writing the outcome."""

@@ -48,7 +48,7 @@ class BoundHandler:
         try:
             given = [delivery if kind is Delivery else read_payload(kind, delivery.payload) for kind in self._wants]
         except MisfitError as error:
-            raise DeadLetter(f"{self.name} cannot take it: {error}") from None
+            raise DeadLetter(f"handler {self.name} cannot take the payload: {error}") from None
         if tracing.active is None:
             return self._function(*given)
         return self._traced(tracing.active, delivery, given)

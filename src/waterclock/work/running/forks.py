@@ -1,4 +1,4 @@
-"""Ends a copy of this process that a handler forked, when that copy returns from the handler."""
+"""Ends a child process that a handler forked, when the child returns from the handler."""
 
 from __future__ import annotations
 

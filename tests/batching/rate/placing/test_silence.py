@@ -111,7 +111,7 @@ def test_a_message_without_receive_time_is_refused_where_that_counts():
     batcher = RateAwareBatcher("1s", forget_after="10s")
     with pytest.raises(
         InvalidArgumentError,
-        match=r"receive_time must be set if forget_after is, got None in the message of stream 'det'",
+        match=r"receive_time must be set if forget_after is set, got None in the message of stream 'det'",
     ):
         batcher.add([message("det", at(0))])
     assert batcher.tracked_streams == set()

@@ -239,7 +239,7 @@ class RateAwareBatcher:
         if sources != self._sources:
             self._refuse_others(sources)
         if self._silence.after is not None:
-            check_receive_times(messages, "forget_after is")
+            check_receive_times(messages, "forget_after is set")
         elif self._alignment is not None:
             check_receive_times(messages, "clocks are aligned")
         if self._gate.asks:

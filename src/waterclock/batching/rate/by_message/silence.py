@@ -1,4 +1,4 @@
-"""Forgets sources after a long silence, which is measured only by the receive times of messages."""
+"""Forgets sources after a long silence. Only the receive times of messages measure a silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores the state of a rate-aware batcher: messages as Arrow IPC, and all else as JSON in the schema metadata.
+"""Stores the state of a rate-aware batcher: messages as Arrow IPC, and the rest as JSON in the schema metadata.
 
 The whole state is in a frame with a checksum (`waterclock.batching.state_bytes`).
 """

@@ -1,6 +1,6 @@
 """Converts objects to JSON for responses. Times are in ISO 8601 (UTC, with nanoseconds).
 
-Ids are strings, and so are durations, such as ``30s``.
+Ids and durations (such as ``30s``) are strings.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ may set a due time in the past. A trigger marks late messages (`is_late`), and t
 own. A bound advances by searches that find nothing before it:
 
 - If a snapshot tells which transactions it sees (`TableDialect.seen_by`), see `ProvenBound`.
-- Otherwise by one search that also sees uncommitted messages, and one after it that sees committed ones, in case a
-  transaction that has changed some rolls back. The bound stays `WRITTEN_WITHIN` behind the clock, because a message may
-  be written between the two searches whose time was read before them. It does not advance while a statement waits for
-  a lock, which may be an INSERT.
+- Otherwise two searches must find nothing. The first also sees uncommitted messages. The second sees only committed
+  ones, in case a transaction that changed messages was rolled back meanwhile. The bound stays `WRITTEN_WITHIN` behind
+  the clock, because an INSERT may read the time before both searches and write its message between them. For the same
+  reason, the bound does not advance while any statement waits for a lock: it may be an INSERT.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The first query of a claim in a table with groups: new messages, the current time, and the priorities."""
+"""Runs the first query of a claim in a table with groups: new messages, the time, and the due groups' priorities."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def check_numeric_json(name: str, value: Any) -> None:
     check_json(name, value)
     if isinstance(value, float) or (isinstance(value, int) and value not in BIGINTS):
         raise InvalidArgumentError(
-            f"{name} must be JSON that a JSON column of SQLite does not change, got the number {quoted(value)}."
+            f"{name} must be JSON that SQLite stores unchanged in a JSON column, got the number {quoted(value)}."
             " Wrap the number in a list or an object, or change the column's type to TEXT"
         )
 
