@@ -37,6 +37,15 @@ def locked_otherwise(database: Database, seen: list[Statement]) -> list[dict[str
     return [one for one in found if not by_seq(one)]
 
 
+def pages_while_another_writes(database: Database, text: str, values: Any) -> int:
+    """Count the pages that a statement reads while it has to look up the message of each entry that it passes."""
+    with database.backend.engine.begin() as other:
+        other.exec_driver_sql("INSERT INTO orders (message) VALUES ('x')")
+        read = pages(database, text, values)
+        other.rollback()
+    return read
+
+
 def plan(database: Database, text: str, values: Any) -> list[dict[str, Any]]:
     with database.backend._indexed_writer.connect() as connection:
         return [dict(row) for row in connection.exec_driver_sql("EXPLAIN " + text, values).mappings()]
@@ -57,6 +66,21 @@ def test_a_claim_locks_no_finished_messages(make_table: Callable[..., MessageTab
     with statements_of(database.backend, "orders") as seen_in_vain:
         assert table.receive(10) == []
     assert not locked_otherwise(database, seen + seen_in_vain)
+
+
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+@pytest.mark.usefixtures("held")
+def test_settling_a_group_begins_at_its_head(
+    make_table: Callable[..., MessageTable], database: Database, policy: str
+) -> None:
+    table = make_table(groups=policy)
+    pass_through(table, group="a")
+    table.put_many([{"payload": "x", "group": "a"}] * 2)
+    [first] = table.receive(1)
+    with statements_of(database.backend) as seen:
+        table.ack([first])
+    [(text, values)] = [one for one in seen if one[0].startswith("UPDATE waterclock_groups SET head=")]
+    assert pages_while_another_writes(database, text, values) < FINISHED
 
 
 def test_a_claim_passes_all_messages_that_others_have_locked(

@@ -76,6 +76,11 @@ class TableDialect(ABC):
     orders_groups_by_priority = False
     """Whether a table with groups has an index of unacked messages that begins with their priority."""
 
+    begins_at_constants = False
+    """Whether a search begins at a lower bound only if that is a constant: see `first_positions`. An UPDATE then reads
+    values that it has set before.
+    """
+
     at_once = False  # whether statements of a transaction can be sent at once, and pass names to later ones: `keep`
 
     clock: str  # the current time of a statement in SQL, ns, for columns that plain SQL omits

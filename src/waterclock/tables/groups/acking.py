@@ -176,10 +176,11 @@ def _settle_acked(
     ending = {name for name, position in last.items() if name not in noted or noted[name].tail <= position}
     if context.options.groups == "sequenced" and context.options.ack_order == "strict":
         staying = {name for name in ending if name in noted and must_stay(noted[name])}
-        settle_starts(context, connection, last.keys() - (ending - staying), ending - staying)
+        settle_starts(context, connection, last.keys() - (ending - staying), ending - staying, noted)
     else:
         # With acks that were held back, acking an earlier message may finish a group.
-        settle(context, connection, last, may_end=bool(ending) or context.options.ack_order == "hold")
+        may_end = bool(ending) or context.options.ack_order == "hold"
+        settle(context, connection, last, may_end=may_end, noted=noted)
 
 
 def _leaves_settling(context: TableContext, connection: SqlConnection) -> bool:

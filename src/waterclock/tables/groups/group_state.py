@@ -14,6 +14,12 @@ from waterclock.database.schema.table_catalogue import consumers, groups
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import KEPT, NAMED_AT_ONCE, pieces
+from waterclock.tables.groups.first_positions import (
+    SEARCHED_AT_ONCE,
+    first_positions,
+    first_values,
+    searches_for,
+)
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.epochs import uncounted_sql
 from waterclock.tables.model.schema import FURTHEST, not_acked
@@ -139,6 +145,7 @@ def settle(
     *,
     may_end: bool = True,  # false if the caller knows that messages remain
     from_first: bool = False,  # whether to read all messages of the groups, because their rows may be wrong
+    noted: Mapping[str, Any] | None = None,  # the rows of the groups by name, if the caller has read them
 ) -> None:
     """Update groups after their messages changed: the first ones, and when they may be handed out.
 
@@ -146,19 +153,41 @@ def settle(
     minutes later. The caller has locked the groups.
     """
     names = sorted(set(group_ids))
-    for some in pieces(names, NAMED_AT_ONCE):
-        chosen = {"groups": list(some)}
+    by_constants = context.sql.begins_at_constants
+    for some in pieces(names, SEARCHED_AT_ONCE if by_constants else NAMED_AT_ONCE):
+        chosen: dict[str, Any] = {"groups": list(some)}
         if context.options.ack_order == "hold":
             _ack_held_back(context, connection, chosen["groups"])
-        statements = _settling(context, may_end=may_end, from_first=from_first)
-        execute_later(connection, *[(statement, chosen) for statement in statements])
+        if by_constants:
+            starts = dict.fromkeys(some, -FURTHEST) if from_first else _starts(context, connection, some, noted)
+            if starts:
+                noting = _note_from(context, searches_for(len(starts)))
+                connection.execute(noting, {"groups": list(starts), **first_values(starts)})
+        else:
+            execute_later(connection, (_note(context, from_first=from_first), chosen))
+        execute_later(connection, *[(statement, chosen) for statement in _settling(context, may_end=may_end)])
+
+
+def _starts(
+    context: TableContext, connection: SqlConnection, names: Sequence[str], noted: Mapping[str, Any] | None
+) -> dict[str, int]:
+    """Return the position from which the first message of each group is searched, as `_not_passed`."""
+    if noted is None:
+        noted = by_name(connection.execute(_heads_and_tails(context), {"groups": list(names)}))
+    known = {name: noted[name] for name in names if name in noted}
+    return {name: row.tail if row.head is None else row.head for name, row in known.items()}
 
 
 @built_once(maxsize=256)
-def _settling(context: TableContext, *, may_end: bool, from_first: bool) -> Sequence[sa.Executable]:
+def _heads_and_tails(context: TableContext) -> sa.Select[Any, Any, Any]:
+    return sa.select(groups.c.group_id, groups.c.head, groups.c.tail).where(these_groups(context))
+
+
+@built_once(maxsize=256)
+def _settling(context: TableContext, *, may_end: bool) -> Sequence[sa.Executable]:
     drained = [_drained(context)] if context.options.groups == "exclusive" else []
     ended = [_ended(context)] if may_end else []
-    return [_note(context, from_first=from_first), *drained, *ended]
+    return [*drained, *ended]
 
 
 def settling_kept(context: TableContext, *, may_end: bool) -> Sequence[sa.Executable]:
@@ -168,7 +197,11 @@ def settling_kept(context: TableContext, *, may_end: bool) -> Sequence[sa.Execut
 
 
 def settle_starts(
-    context: TableContext, connection: SqlConnection, going_on: Iterable[str], ending: Iterable[str]
+    context: TableContext,
+    connection: SqlConnection,
+    going_on: Iterable[str],
+    ending: Iterable[str],
+    noted: Mapping[str, Any],  # as in `settle`
 ) -> None:
     """Settle groups of which only the first messages were acked, with fewer statements than `settle`.
 
@@ -176,8 +209,8 @@ def settle_starts(
     unless one came meanwhile; they end.
     """
     values = {"groups": sorted(going_on), "ending": sorted(ending)}
-    if context.sql.deletes_wait and values["ending"]:
-        settle(context, connection, [*values["groups"], *values["ending"]])
+    if context.sql.begins_at_constants:
+        settle(context, connection, [*going_on, *ending], may_end=bool(ending), noted=noted)
     elif not values["ending"]:
         execute_later(connection, (_note(context), values))
     elif not values["groups"]:
@@ -270,6 +303,15 @@ def _note(context: TableContext, name: str = "groups", *, from_first: bool = Fal
     return sa.update(groups).where(these_groups(context, name)).values(_noted(context, from_first=from_first))
 
 
+@built_once(maxsize=256)
+def _note_from(context: TableContext, count: int) -> sa.Update:
+    """Return `_note` for so many groups, with the constants of `first_values`."""
+    firsts = [first_positions(context, count)]
+    if context.options.groups == "exclusive":
+        firsts.append(first_positions(context, count, " AND claim_id IS NULL AND ack_held_at IS NULL"))
+    return sa.update(groups).where(these_groups(context)).values(_noted(context, from_first=False, firsts=firsts))
+
+
 def contradicts(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that settling would change when and to which consumer a group goes."""
     noted = _noted(context, from_first=True)
@@ -291,14 +333,19 @@ def has_lost_its_place(context: TableContext) -> sa.ColumnElement[bool]:
     return context.rows.c.position.is_(None) & (context.rows.c.routed == sa.literal_column("1"))
 
 
-def _noted(context: TableContext, *, from_first: bool) -> dict[str, Any]:
-    """Return the values of a group's row that depend on its messages; ``from_first`` as in `first_of`."""
+def _noted(context: TableContext, *, from_first: bool, firsts: Sequence[sa.ColumnElement[int]] = ()) -> dict[str, Any]:
+    """Return the values of a group's row that depend on its messages; ``from_first`` as in `first_of`.
+
+    ``firsts`` are its head and, if it is exclusive, its next position, in an UPDATE that reads values that it has set.
+    """
     rows = context.rows
+    waiting = (rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
 
     def first(value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+        if firsts:
+            conditions += (rows.c.position == (groups.c.next_position if conditions else groups.c.head),)
         return first_of(context, value, *conditions, from_first=from_first)
 
-    waiting = (rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
     last = (
         sa.select(rows.c.position)
         .where(
@@ -311,9 +358,11 @@ def _noted(context: TableContext, *, from_first: bool) -> dict[str, Any]:
         .correlate(groups)
         .scalar_subquery()
     )
-    head = first(rows.c.position)
+    head: sa.ColumnElement[Any] = first(rows.c.position)
+    if firsts:
+        head, last = groups.c.head, sa.case((groups.c.head.is_(None), sa.null()), else_=last)
     values: dict[str, Any] = {
-        "head": head,
+        "head": firsts[0] if firsts else head,
         "tail": sa.func.coalesce(last, groups.c.tail),
         "priority": sa.func.coalesce(first(rows.c.priority), groups.c.priority),
     }
@@ -322,7 +371,7 @@ def _noted(context: TableContext, *, from_first: bool) -> dict[str, Any]:
         values["first_seq"] = sa.case((groups.c.head.is_(None), begun), else_=groups.c.first_seq)
         values["ended_at"] = sa.null()
     if context.options.groups == "exclusive":
-        values["next_position"] = first(rows.c.position, *waiting)
+        values["next_position"] = firsts[1] if firsts else first(rows.c.position, *waiting)
         values["idle_since"] = sa.case(
             (
                 head.is_(None) & (groups.c.assigned != UNASSIGNED),

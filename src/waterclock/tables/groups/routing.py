@@ -23,6 +23,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import KEPT
 from waterclock.tables.groups.group_state import (
     UNGROUPED,
+    by_name,
     first_closing,
     locking_free,
     settle,
@@ -113,16 +114,16 @@ def _route_window(context: TableContext, connection: SqlConnection, window: Sequ
         return bool(freed)
     firsts = {name: new[0] for name, rows in found.items() if (new := [row.seq for row in rows if row.is_new])}
     known = _add_groups(context, connection, sorted(found), firsts)
-    tails = {row.group_id: row.tail for row in connection.execute(locking_free(context), {"groups": sorted(found)})}
-    passed.update(firsts.keys() - tails.keys())
+    locked = by_name(connection.execute(locking_free(context), {"groups": sorted(found)}))
+    passed.update(firsts.keys() - locked.keys())
     placed: list[_Pair] = []
     marked: list[_Pair] = []
     closing: list[str] = []
     for name, rows in found.items():
-        if name in tails:
+        if name in locked:
             if 1 in [row.closes for row in rows]:
                 closing.append(name)
-            placed += zip([row.seq for row in rows if row.is_new], count(tails[name] + 1))
+            placed += zip([row.seq for row in rows if row.is_new], count(locked[name].tail + 1))
             marked += [(row.seq, 0) for row in rows if not row.is_new]
         elif name not in known:  # the row of a group that has ended is not needed
             marked += [(row.seq, 0) for row in rows if row.is_acked]
@@ -133,8 +134,8 @@ def _route_window(context: TableContext, connection: SqlConnection, window: Sequ
     if marked:
         connection.execute(_mark(context), {"pairs": marked})
     # A group in which messages were placed goes on.
-    settle(context, connection, tails, may_end=bool(marked))
-    return bool(tails or freed or marked)
+    settle(context, connection, locked, may_end=bool(marked), noted=locked)
+    return bool(locked or freed or marked)
 
 
 def _sorted_out(window: Sequence[_Row], passed: set[str], *, frees: bool) -> tuple[list[_Pair], dict[str, list[_Row]]]:

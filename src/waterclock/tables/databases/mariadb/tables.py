@@ -120,6 +120,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     keeps_ended = False
     reads_old = True
     orders_groups_by_priority = True
+    begins_at_constants = True
     marks_late = True
     clock = NOW
 

@@ -1,0 +1,46 @@
+"""Finds the first messages of groups by searches that begin at constants.
+
+MariaDB begins a search at a lower bound only if that is a constant. Otherwise it would read all index entries of a
+group, also those of acked messages, which it keeps for as long as a transaction holds an old snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.table_catalogue import groups
+from waterclock.tables.catalogue.context import TableContext
+
+SEARCHED_AT_ONCE = 256
+"""Groups of one statement: it has a search of its own for each."""
+
+
+def first_positions(context: TableContext, count: int, condition: str = "") -> sa.ColumnElement[int]:
+    """Return the position of the first unacked message of a group, for ``count`` groups of `first_values`."""
+    preparer = context.backend.engine.dialect.identifier_preparer
+    rows, names = preparer.quote(context.name), preparer.format_column(groups.c.group_id, use_table=True)
+    searches = (
+        f"WHEN :group_{place} THEN (SELECT position FROM {rows} WHERE group_id = :group_{place}"  # noqa: S608  # our names
+        f" AND position >= :start_{place} AND time_acked IS NULL{condition} ORDER BY position LIMIT 1)"
+        for place in range(count)
+    )
+    return sa.type_coerce(sa.func.coalesce(sa.text(f"CASE {names} {' '.join(searches)} END")), sa.BigInteger)
+
+
+def searches_for(groups: int) -> int:
+    """Return for how many groups the statement is built: for a quarter more at most, so that few are compiled."""
+    step = 1 << max(0, (groups - 1).bit_length() - 3)
+    return -(-groups // step) * step
+
+
+def first_values(starts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the parameters of `first_positions`: the position of each group from which to search."""
+    values: dict[str, Any] = {}
+    every = [*starts.items()]
+    for place in range(searches_for(len(every))):
+        name, start = every[min(place, len(every) - 1)]  # a search that repeats the last one is not executed
+        values |= {f"group_{place}": name, f"start_{place}": start}
+    return values
