@@ -34,10 +34,10 @@ def test_an_event_time_ahead_is_reported_even_if_one_message_has_it() -> None:
     lags.note({A: lag(-0.101), B: lag(2.5)})
     lags.note({A: lag(0.0), B: lag(4.25)})
     assert lags.look() == [
-        ("lag", "event times of 1 streams are behind their receive times, those of press heat by 4250ms"),
+        ("lag", "event times of 1 stream are behind their receive times, by up to 4250ms (press heat)"),
         (
             "ahead",
-            "event times of 1 streams are ahead of their receive times, those of press load by 101ms."
+            "event times of 1 stream are ahead of their receive times, by up to 101ms (press load)."
             " Check the clocks of these sources",
         ),
     ]

@@ -1,4 +1,4 @@
-"""Quotes values in error messages. Of a long value, only the beginning and the length are shown.
+"""Quotes values in error messages. A long value is shortened to its beginning and its length.
 
 A wrong argument may be the whole content of a file, which would fill logs. It may also be a URL, which is quoted
 without its user and password.

@@ -2,7 +2,7 @@
 
 Waiters with the same request share a *watch*. The thread looks up when the messages of each watch are due. It sleeps
 until the first message is due or something changes, and then wakes one waiter of that watch. This waiter claims, and
-reports whether it found a message. Only then is the next waiter woken, so no more waiters wake than there are messages.
+reports whether it found a message. Only then is the next waiter woken, so one message does not wake all waiters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Assigns a new store identity to a restored copy, so that it never works on the files of the original."""
+"""Assigns a new store identity to a restored copy, so that the copy never touches the files of the original."""
 
 from __future__ import annotations
 

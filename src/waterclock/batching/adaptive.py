@@ -34,9 +34,9 @@ class AdaptiveBatchLength:
       by √2, to at least the first. After fast batches it shrinks only if they would also keep up with the shorter
       length.
 
-    Lengths are whole pulses, so that every batch has the same number of pulses. To settle, a length that proved too
-    short is not used again until batches take less time than they did there, by more than the step between the two
-    lengths, or until no messages come.
+    Lengths are whole pulses, so that every batch has the same number of pulses. To keep the length from oscillating, a
+    length that proved too short is not used again until batches take clearly less time (by more than the step between
+    the two lengths), or until no messages come.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class AdaptiveBatchLength:
 
     @property
     def text(self) -> str:
-        """The bounds as a user reads them; equal texts are equal bounds."""
+        """The bounds as text for users; equal texts mean equal bounds."""
         shortest, longest = map(format_duration, self.bounds)
         return f"adaptive from {shortest} to {longest}"
 

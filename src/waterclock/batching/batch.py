@@ -28,7 +28,7 @@ CloseReason = Literal["timeout", "conflict", "boundary", "complete", "slots", "g
 """Why a batch closed."""
 
 RejectReason = Literal["late", "future", "duplicate", "replaced", "no_id", "undeclared"]
-"""Why a message is in no batch; by id only, the last two: it has no valid id, or its stream was not declared."""
+"""Why a message is in no batch. The last two are only used by id: no valid id, or a stream that was not declared."""
 
 _REASONS: dict[str, CloseReason] = {reason: reason for reason in get_args(CloseReason)}
 _METADATA_KEY = b"waterclock.batch"
@@ -42,10 +42,10 @@ _MOST_SHOWN = 10
 _to_json = json.JSONEncoder().encode
 
 LONGEST_SOURCE = 234
-"""Maximum length of a source's name that ids of batches contain whole; with the start they fit a message table."""
+"""Maximum length of a source's name that batch ids contain unabridged: with the start, the ids fit a message table."""
 
 SOURCE_BEGINNING, SOURCE_DIGITS = 201, 32
-"""For longer names: how many characters ids begin with, and how many digits of its SHA-256 follow."""
+"""For longer names: how many characters of the name batch ids begin with, and how many digits of its SHA-256 follow."""
 
 NUL = "\0"
 """A character that message tables refuse, because PostgreSQL cannot store it in text."""
@@ -121,9 +121,9 @@ class Batch:
         event time of that message, exclusive (message batching, UC3). If conflicts are isolated, a batch of conflicting
         messages has ``end`` equal to ``start``, inclusive. By id, the first and the last event time.
     closed_at
-        Receive-clock time at which nothing more can belong here, ns: ``end`` + max_delay; by id, the receive time of
-        the first message + max_delay. For a batch by rate, the high-water mark at its closing, in event time. It
-        depends on the data only, not on when the code ran.
+        Receive-clock time from which no more messages can join the batch, ns: ``end`` + max_delay; by id, the receive
+        time of the first message + max_delay. For a batch by rate, the high-water mark at its closing, in event time.
+        It depends on the data only, not on when the code ran.
     reason
         Why it closed.
     messages
@@ -136,7 +136,7 @@ class Batch:
         keep the times that were sent; the window is in aligned time. Else empty.
     run
         Event time of the boundary that opened its run, ns; None without ``boundaries``, and before the first one. The
-        batch that starts at this time holds the boundary.
+        boundary is in the batch that starts at this time.
     """
 
     source: str
@@ -151,7 +151,7 @@ class Batch:
 
     @property
     def id(self) -> str:
-        """The batch's identity everywhere, also as a message id: source and start, or source and number."""
+        """The batch's identity, also as a message id: source and start, or source and number."""
         return batch_id(self.source, self.start if self.number is None else self.number)
 
     @property

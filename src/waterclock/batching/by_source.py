@@ -79,9 +79,9 @@ class BySource:
         Raises
         ------
         InvalidArgumentError
-            For a message that its batcher does not accept. Messages before it in the list were added, it and later ones
-            were not, and the next call returns the batches that have closed. If the batchers batch by rate, no message
-            was added.
+            For a message that its batcher does not accept. Messages before it in the list were added; the invalid
+            message and those after it were not. The next call returns the batches that have closed. If the batchers
+            batch by rate, no message was added.
         """
         clock = None if now is None else to_time(now, "now")
         together: dict[str, list[Message]] = {}
@@ -170,7 +170,7 @@ class BySource:
         check_batch(batch)
         if batch.source in self._lanes:
             raise InvalidArgumentError(
-                f"batch must come from batching by rate, got {quoted(batch.id)}. Only these batches have an"
+                f"batch must come from batching by rate, got {quoted(batch.id)}: only such batches have an"
                 " adaptive length"
             )
         batcher = self._by_rate.batchers.get(batch.source)
@@ -183,16 +183,16 @@ class BySource:
 
         By event time, a source counts as silent by the receive clock: its own clock is at least ``idle`` before
         ``now``, no message that it has returned could be accepted again, and no run has begun. While `advance` is
-        called, this changes no batch: later messages of a forgotten source are judged by the promise of `advance`. If
-        it is not called, a message received at least ``idle`` ago is judged as the first of its source, and a batch may
-        get the identity of an earlier one.
+        called, this changes no batch: the promise of `advance` decides whether later messages of a forgotten source are
+        late. If `advance` is not called, a message received at least ``idle`` ago counts as the first of its source,
+        and a batch may get the identity of an earlier one.
 
         By id, the ids of a forgotten source are forgotten too.
 
         By rate, a source counts as silent by its batcher's clock. Its later messages begin again: its first call is a
-        batch, and its streams' rates are learned again. A batch may have the identity of an earlier one if event
-        times that were batched come again. A replay does not repeat this; the batcher's ``forget_after`` is a rule that
-        applies there, too. A source with untaken rejections is kept.
+        batch, and its streams' rates are learned again. A batch may have the identity of an earlier one if event times
+        that were batched come again. A replay does not repeat this, but it does follow the batcher's ``forget_after``.
+        A source with untaken rejections is kept.
 
         Parameters
         ----------

@@ -21,7 +21,7 @@ _MOMENTS = range(MIN_NS - 1, MAX_NS + 2)
 def read_as(name: str) -> Generator[None]:
     """Turn any error from decoding damaged facts into one that names their batch or state.
 
-    Raises `DamagedError` if the facts are not such as are written.
+    Raises `DamagedError` if the facts are invalid.
     """
     try:
         yield

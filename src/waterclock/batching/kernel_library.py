@@ -1,8 +1,8 @@
 """Loads machine code of a kernel that was compiled before the installation, and calls it without Numba.
 
 ``scripts/compile-kernels`` compiles those functions of a kernel that have a signature, and links them into one shared
-library next to the kernel's file. A library depends on the processor's architecture and the C library, but neither on
-Python's version nor on Numba's. Its file ends with a digest of its content and its source.
+library next to the kernel's file. A library depends on the processor's architecture and the C library, but not on the
+versions of Python and Numba. Its file ends with a digest of its content and its source.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commands. Related commands share a file. Data goes to stdout, and messages go to stderr.
+"""The commands. Related commands share a file. Results go to stdout; notes and errors go to stderr.
 
 The exit codes are 0 for success, 1 for failure, and 2 for wrong usage.
 """

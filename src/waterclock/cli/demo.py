@@ -48,7 +48,9 @@ def demo(
         from waterclock.demo.main_job import run_main_job
 
         if seconds is not None:
-            raise InvalidArgumentError("--seconds can only be used with --live: only the live demo measures")
+            raise InvalidArgumentError(
+                "--seconds can only be used with --live: it sets how long the live demo measures"
+            )
         books = run_main_job(folder, report)
     _print(books, common)
     return 0 if books.balances else 1

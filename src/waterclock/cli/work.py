@@ -170,7 +170,7 @@ def _found(database: Database, handlers: list[str], table: str | None) -> dict[M
         place, _, its_table = text.partition("@")
         name = its_table or table
         if name is None:
-            raise InvalidArgumentError(f"handler must be {place}@TABLE without --table, got {quoted(text)}")
+            raise InvalidArgumentError(f"handler must be {place}@TABLE if --table is omitted, got {quoted(text)}")
         if name in found:
             raise InvalidArgumentError(
                 "each table must have either one handler or one function for each kind of message, got two handlers"

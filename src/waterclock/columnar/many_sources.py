@@ -1,4 +1,4 @@
-"""The messages of many sources as arrays, which are the input of the columnar rules and are packed into cells."""
+"""The messages of many sources as arrays: the input of the columnar rules, and the content of packed cells."""
 
 from __future__ import annotations
 

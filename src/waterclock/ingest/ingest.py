@@ -154,7 +154,13 @@ class Ingest:
             plan = read()
             topics = plan.open_topics(self._database)
         except Exception as error:  # noqa: BLE001  # a mistake in the file must not end the running ingest
-            self._tell(Event("not_reloaded", f"the ingest keeps its former rules: {error}", is_warning=True))
+            self._tell(
+                Event(
+                    "not_reloaded",
+                    f"cannot reload the file, so the ingest keeps its current rules: {error}",
+                    is_warning=True,
+                )
+            )
             return
         before, self._plan = self._plan, plan
         self._rules = RuleSet(plan.rules)

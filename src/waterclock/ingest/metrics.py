@@ -26,14 +26,17 @@ _COUNTERS = {
 _GAUGES = {
     "waiting": ("waiting_messages", "Messages that wait for their append."),
     "connected": ("connections", "Open connections to brokers."),
-    "stopped": ("stopped_partitions", "Partitions of Kafka that are stopped, since their next records are gone."),
+    "stopped": ("stopped_partitions", "Kafka partitions that are stopped because their next records are gone."),
     "is_database_away": ("database_away", "Whether the last append failed because the database was unavailable."),
 }
 
 
 _LAGS = {
     "largest_lag": ("Receive time minus event time, the largest of the last ten seconds.", max),
-    "smallest_lag": ("Receive time minus event time, the smallest of the last ten seconds; below 0, it is ahead.", min),
+    "smallest_lag": (
+        "Receive time minus event time, the smallest of the last ten seconds; below 0 if event times are ahead.",
+        min,
+    ),
 }
 
 

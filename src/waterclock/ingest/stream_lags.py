@@ -1,4 +1,4 @@
-"""Tracks how far the event times of streams lag behind their receive times, and warns of long lags. Pure."""
+"""Tracks how far the event times of streams lag behind their receive times, and warns of long lags. Does no I/O."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from waterclock._support.quoting import counted
 from waterclock.time import format_duration
 
 LATE = 2_000_000_000
@@ -80,4 +81,4 @@ class StreamLags:
 def _text(lags: Mapping[StreamName, int], where: str) -> str:
     source, stream = max(lags, key=lags.__getitem__)
     most = format_duration(lags[source, stream] // _MILLISECOND * _MILLISECOND)
-    return f"event times of {len(lags):,} streams are {where}, those of {source} {stream} by {most}"
+    return f"event times of {counted(len(lags), 'stream')} are {where}, by up to {most} ({source} {stream})"

@@ -99,7 +99,7 @@ def _families(facts: Facts, limit: int) -> Iterator[Family]:
     if facts.oldest_transaction is not None:
         yield gauge(
             "waterclock_database_oldest_transaction_seconds",
-            "For how long the oldest transaction is open: the server keeps all rows that were changed since.",
+            "Age of the oldest open transaction. The server keeps all row versions that were replaced since it began.",
             [],
             [((), facts.oldest_transaction)],
         )
@@ -143,7 +143,7 @@ def _of_records(facts: Facts, labels: dict[str, str]) -> Iterator[Family]:
     )
     yield gauge(
         "waterclock_table_unread",
-        "Whether the table's messages could not be counted, or there was no time left for it.",
+        "Whether the table's messages could not be counted, or not in time.",
         ["table"],
         (([labels[one.name]], one.name in facts.unread) for one in facts.tables),
         max,
@@ -154,13 +154,13 @@ def _of_counts(facts: Facts, labels: dict[str, str]) -> Iterator[Family]:
     of = [([labels[name]], one) for name, one in facts.counts.items()]
     yield gauge(
         "waterclock_table_estimated_depth",
-        "Messages that are not acked; estimated if there are more than a thousand.",
+        "Unacked messages; estimated if there are more than a thousand.",
         ["table"],
         ((name, one.messages.depth) for name, one in of),
     )
     yield gauge(
         "waterclock_table_estimated_messages",
-        "Messages that are not acked by state; estimated if there are more than a thousand.",
+        "Unacked messages by state; estimated if there are more than a thousand.",
         ["table", "state"],
         (([*name, state], count) for name, one in of for state, count in one.messages.messages.items()),
     )
@@ -173,7 +173,7 @@ def _of_counts(facts: Facts, labels: dict[str, str]) -> Iterator[Family]:
     )
     yield gauge(
         "waterclock_table_estimated_oldest_age_seconds",
-        "How long the message that was due first has been due; estimated if there are more than a thousand messages.",
+        "How long the oldest due message has been due; estimated if there are more than a thousand messages.",
         ["table"],
         ((name, (one.messages.oldest_age or 0) / _NS) for name, one in of),
         max,

@@ -1,4 +1,4 @@
-"""The rights of tokens: which verbs a token may use on which topics and message tables. Pure."""
+"""The rights of tokens: which verbs a token may use on which topics and message tables. Does no I/O."""
 
 from __future__ import annotations
 

@@ -552,7 +552,7 @@ class MessageTable:
         if max_groups is not None:
             if self.options.groups != "exclusive":
                 raise InvalidArgumentError(
-                    f"max_groups must be omitted with groups={self.options.groups!r}, got {quoted(max_groups)}. Only"
+                    f"max_groups must be omitted with groups={self.options.groups!r}, got {quoted(max_groups)}: only"
                     " exclusive groups stay with a consumer"
                 )
             check_count(max_groups, "max_groups")

@@ -457,7 +457,7 @@ def _children(processes: int, slots: int, recycle_after: int | None, recycle_abo
         raise InvalidArgumentError(f"processes must be an integer of at least 0, got {quoted(processes)}")
     if processes and slots != 1:
         raise InvalidArgumentError(
-            f"concurrency must be omitted with processes, each of which handles one message at a time, got {slots}. Use"
+            f"concurrency must be omitted with processes, got {slots}: a process handles one message at a time. Use"
             f" processes={slots}"
         )
     for name, value in (("recycle_after", recycle_after), ("recycle_above", recycle_above)):

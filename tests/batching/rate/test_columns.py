@@ -184,7 +184,7 @@ def test_batches_can_be_turned_around() -> None:
         ([0, 1], [0], None, "equal lengths, got 2 and 1"),
         ([0, 1], [0, 0], None, "integers ≥ 0 and < 1, got 0 to 1"),
         ([-1], [0], None, "integers ≥ 0 and < 1, got -1"),
-        ([0], [0], [0], "calls must ascend from 0 to 1 "),
+        ([0], [0], [0], "calls must be ascending offsets from 0 to 1 "),
         ([0, 0], [0, 0], [0, 2, 1, 2], "calls must ascend"),
     ],
 )

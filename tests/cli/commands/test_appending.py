@@ -183,7 +183,7 @@ def test_an_appended_line_that_is_not_a_message_any_more_is_an_error(
     assert append("log.jsonl") == WRONG_USAGE
     said = " ".join(capsys.readouterr().err.split())
     assert "line 10" in said
-    assert "This file was already appended" in said
+    assert "The topic already has this message of the file" in said
     assert numbers(topic) == list(range(30))
 
 
@@ -246,7 +246,7 @@ def test_a_file_that_grew_twice_continues_where_its_producer_is_named(topic: Top
     ("count", "says"),
     [
         (1_500, "has already appended other messages with the numbers 1000 to 1499"),
-        (900, "but this file ends before that number"),
+        (900, "but this file has fewer messages"),
     ],
 )
 def test_another_file_under_the_same_producer_is_refused(

@@ -60,7 +60,7 @@ def test_connections_share_a_filter(database: Database, place: Place, publisher:
         publisher.publish(place.topic(), *(b"%d" % each for each in range(90)))
         until(lambda: own.counts.appended == 90)
     assert sorted(payloads(database)) == sorted(b"%d" % each for each in range(90))
-    with pytest.raises(InvalidArgumentError, match="every filter is shared"):
+    with pytest.raises(InvalidArgumentError, match="is not shared"):
         place.plan(connections=2)
 
 

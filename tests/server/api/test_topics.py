@@ -282,6 +282,6 @@ def test_a_repeat_of_a_read_that_still_runs_skips_nothing(database: wc.Database)
 
     [reader] = readers._readers.values()
     reader.lock = LockOfTheFirst()  # type: ignore[assignment]
-    with pytest.raises(LeaseLostError, match="got an older one"):
+    with pytest.raises(LeaseLostError, match="got an older cursor"):
         readers.read(topic, "s", cursor, 1)
     assert [one.payload for one in readers.read(topic, "s", None, 3)[1]] == [b"0", b"1", b"2"]

@@ -19,11 +19,11 @@ _order = attrgetter("event_time", "stream")
 
 
 class IdBatcher:
-    """Batches the messages of one source by an integer id that they carry, such as that of a pulse, a train or a frame.
+    """Batches the messages of one source by an integer id that they carry, such as the number of a pulse or a frame.
 
     For the messages of one source, max delay D:
 
-    1. the messages with an id are a batch, whatever their event times;
+    1. the messages with the same id are a batch, whatever their event times;
     2. it closes at the receive time of its first message + D (``timeout``), or, if streams are declared, as soon as it
        holds a message of each of them (``complete``), with the same contents;
     3. received more than D after the first message of its id: rejected ``late``. Exactly D is accepted;
@@ -32,7 +32,7 @@ class IdBatcher:
 
     The ids need not be ordered or consecutive. The result depends on the set of messages, not on the order in which
     messages with the same receive time are added. The receive clock only moves forward. A message with an earlier
-    receive time is judged as received now.
+    receive time is treated as received now.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class IdBatcher:
     Notes
     -----
     An id must not be reused: a source whose counter restarts needs another name. The batcher remembers the returned
-    ids, as runs of consecutive ids. If there are more than 10,000 runs, it treats those of the smallest ids as one.
+    ids, as runs of consecutive ids. If there are more than 10,000 runs, it merges the runs of the smallest ids.
     ``missing_ids`` finds missing ids. The ``window`` of a batch reaches from its first to its last event time.
     """
 
@@ -88,7 +88,7 @@ class IdBatcher:
         ------
         InvalidArgumentError
             For a message of another source, if neither ``now`` nor the message has a receive time, and if the function
-            ``id_of`` returns something else. The batcher is then unchanged.
+            ``id_of`` returns neither an id nor None. The batcher is then unchanged.
         """
         if not isinstance(message, Message):  # pyright: ignore[reportUnnecessaryIsInstance]  # users' input
             raise InvalidArgumentError(f"message must be a waterclock.Message, got {quoted(message)}")
@@ -140,7 +140,7 @@ class IdBatcher:
         Parameters
         ----------
         source
-            The source of the clock; any other than this batcher's is an error. Default: this batcher's.
+            Must be this batcher's source, which is the default.
 
         Raises
         ------

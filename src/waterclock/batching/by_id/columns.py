@@ -1,4 +1,4 @@
-"""Batches many messages at once by id, as columns. The rule is that of `IdBatcher`."""
+"""Batches many messages at once by id, as columns, with the same rule as `IdBatcher`."""
 
 from __future__ import annotations
 

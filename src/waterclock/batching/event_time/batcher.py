@@ -38,7 +38,7 @@ class EventTimeBatcher:
     With a ``gap`` G windows are sessions: a window also ends at a silence longer than G. Its end is the event time of
     its last message + G, and at most start + W.
 
-    The receive clock only moves forward. A message with an earlier receive time is judged as received now. If that is
+    The receive clock only moves forward. A message with an earlier receive time is treated as received now. If that is
     too late, it is rejected as late, so no message enters a closed window.
 
     Parameters
@@ -76,8 +76,8 @@ class EventTimeBatcher:
     Notes
     -----
     Source: *Message Batching* (thin-edge.io), use cases UC1 to UC5. Its definition of the timeout uses processing time,
-    but all its use cases use event time; here it is event time. The other conflict options are those that its authors
-    postponed.
+    but all its use cases use event time, as this class does. Its authors postponed the conflict options other than
+    ``"split"``.
     """
 
     __slots__ = ("_ahead", "_floor", "_given_out", "_newest", "_open", "_rejected", "_rule", "_slowest", "_source")
@@ -186,15 +186,15 @@ class EventTimeBatcher:
         """Reset the receive clock, for example after a message that was received by a clock far ahead.
 
         Open messages are returned, as by `flush`, and the next message sets the clock again. The batcher still knows
-        which event times it has returned, so that no message is in two batches and no two batches have one identity. A
-        message for a returned window is rejected, even if the clock's jump closed that window too early. If traffic is
-        scattered in time, the gaps between such windows may count as returned, too. Batches that start before the last
-        boundary have no run.
+        which event times it has returned, so that no message is in two batches and no two batches have the same
+        identity. A message for a returned window is rejected, even if the clock's jump closed that window too early. If
+        traffic is scattered in time, the gaps between such windows may count as returned, too. Batches that start
+        before the last boundary have no run.
 
         Parameters
         ----------
         source
-            The source of the clock; any other than this batcher's is an error. Default: this batcher's.
+            Must be this batcher's source, which is the default.
 
         Returns
         -------

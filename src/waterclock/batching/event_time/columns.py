@@ -1,4 +1,4 @@
-"""Batches many messages at once by event time, as columns. The rule is that of `EventTimeBatcher`."""
+"""Batches many messages at once by event time, as columns, with the same rule as `EventTimeBatcher`."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def assign_batches(
     Raises
     ------
     SchemaError
-        For a missing column, one of another type, such as times without a defined moment (floats, dates, timestamps
-        without a time zone), or one with the name of an added column.
+        For a missing column, a column of another type, such as times that are ambiguous (floats, dates, timestamps
+        without a time zone), or a column with the name of an added column.
     InvalidArgumentError
         For a column with nulls, a time that does not fit int64 ns, and an invalid option.
 
@@ -152,8 +152,8 @@ def assign_arrays(
 ) -> Assignment:
     """Find the window of every row; the base of `assign_batches` and of the Spark pipeline.
 
-    If a source's receive times are out of order, pass their running maximum, by which a batcher that reads the messages
-    one by one judges them.
+    If a source's receive times are out of order, pass their running maximum: a batcher that reads the messages one by
+    one uses it, too.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ from bisect import insort
 from waterclock.time import MIN_NS
 
 MOST_SPANS = 8
-"""Maximum number of separate stretches of traffic.
+"""Maximum number of separate stretches of event time.
 
 Each jump of a clock, in either direction, begins one, and so do silences. If there are more, the narrowest gaps between
 stretches count as returned.

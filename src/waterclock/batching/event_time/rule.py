@@ -50,10 +50,10 @@ class EventTimeRule(NamedTuple):
     max_delay: int  # how much later than its event time a message may be received
     max_lead: int  # how far ahead of its receive time an event time may be
     on_conflict: OnConflict
-    """The effect of a second event time of a stream on the window: ``"split"`` cuts it there and opens the next one
-    (message batching, UC3); ``"replace"`` leaves it uncut and keeps the newest event time of each stream; ``"isolate"``
-    cuts it there and makes all messages of that event time a batch of their own; ``"keep"`` leaves it uncut and keeps
-    them all.
+    """The effect of a second event time of a stream on the window: ``"split"`` cuts the window there and opens the next
+    one (message batching, UC3); ``"replace"`` leaves the window uncut and keeps the newest event time of each stream;
+    ``"isolate"`` cuts the window there and puts all messages of that event time into a batch of their own; ``"keep"``
+    leaves the window uncut and keeps all messages.
     """
     gap: int | None = None
     """Longest event-time distance between a message of a batch and the next one; None: as long as the window."""

@@ -1,6 +1,6 @@
 """The runs of sources, as columns. A run is the part of a source's data between two boundaries.
 
-A boundary is the first message of its window, so a run begins when its first window begins.
+A boundary always opens a new window, so each run begins at the start of a window.
 """
 
 from __future__ import annotations

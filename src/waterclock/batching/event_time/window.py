@@ -16,7 +16,7 @@ class Window(NamedTuple):
 
     start: int  # event time of its first message, ns
     last: int
-    """Last event time that belongs here, ns: start + window, that of its last message + gap, or one before the cut."""
+    """Last event time of the window, ns: start + window, its last message + gap, or one before the cut."""
     cut: int  # why it ended at ``last + 1``: ``BY_CONFLICT`` or ``BY_BOUNDARY``; ``BY_TIME`` if nothing did
     isolated: bool  # whether it holds only one conflicting event time (``on_conflict="isolate"``)
     messages: list[Message]  # by event time, equal ones by stream
@@ -40,11 +40,11 @@ class Window(NamedTuple):
         return any(m.stream in rule.boundaries for m in self.messages if m.event_time == self.start)
 
     def closed_at(self, rule: EventTimeRule) -> int:
-        """Receive-clock time at which nothing more can belong here, ns."""
+        """Receive-clock time from which no more messages can join, ns."""
         return min(self.end + rule.max_delay, MAX_NS)
 
     def keys(self) -> Iterator[tuple[str, int]]:
-        """Stream and event time of every message here."""
+        """Stream and event time of every message."""
         return ((message.stream, message.event_time) for message in self.messages)
 
     def closed(

@@ -7,8 +7,8 @@ all differences, as in Moon, Skelly and Towsley, "Estimation and removal of cloc
 
 A difference below the line by more than `TOLERANCE` shows that the clock was set forward. A difference far above the
 line usually means that the message is late. But if the message's event time is before those of earlier messages, the
-clock was set back. If a clock was set, the line and its points move as if the clock had always been set that way, and
-the drift stays known.
+clock was set back. If a clock was set, the line and its points are shifted by the same amount, and the known drift is
+kept.
 
 The functions take a row of integers, either a NumPy row or a list, so that `RateAwareBatcher`, the batching of columns
 and Spark share this code.

@@ -83,7 +83,9 @@ def _packages(what: str, packages: Sequence[str], extra: str | None, *, needed: 
 
 def _kernels() -> Finding:
     what = "Compiled kernels"
-    waiting = "large tables wait once up to 45 s for Numba. Install a wheel for this platform, or run 'make compiled'"
+    waiting = (
+        "the first large table waits up to 45 s for Numba. Install a wheel for this platform, or run 'make compiled'"
+    )
     missing = 0
     for name in KERNELS:
         try:

@@ -130,7 +130,7 @@ class _Again:
         if self._numbers is not None:
             raise InvalidArgumentError(
                 f"producer {quoted(self._producer)} has already appended messages up to number {self._numbers[1]}, but"
-                " this file ends before that number. Give this file its own --producer, or omit --producer"
+                " this file has fewer messages. Give this file its own --producer, or omit --producer"
             )
 
 

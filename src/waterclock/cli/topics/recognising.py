@@ -76,7 +76,7 @@ def recognise(topic: Topic, file: MessageFile) -> Recognised | None:
     try:
         checksums = _checksums(file, {each.last for numbering in known.values() for each in numbering.recent})
     except (InvalidArgumentError, SchemaError) as error:
-        raise type(error)(f"{error}. This file was already appended at least up to this message. {_REMEDY}") from error
+        raise type(error)(f"{error}. The topic already has this message of the file. {_REMEDY}") from error
     going_on = [
         Recognised(each, numbering.recent[-1].last + 1)
         for each, numbering in known.items()

@@ -1,4 +1,4 @@
-"""Converts the verdicts of batching by event time, which are columns, to rows."""
+"""Converts the outcomes of batching by event time from columns to rows."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class EventTimeStream:
         restored = cls(rule, record, store=store)
         restored._waiting = waiting
         if length % _CLOCK.itemsize or length > len(rest):
-            raise DamagedError(f"{_ENCODING.name} is corrupt: {length} bytes do not hold clocks")
+            raise DamagedError(f"{_ENCODING.name} is corrupt: {length} bytes are not a valid length for its clocks")
         restored._clocks = np.frombuffer(rest[:length], _CLOCK)
         restored._kept = many_from_cell(rest[length:], record, _ENCODING.name)
         restored._runs = RunColumns.unknown(len(restored._clocks)) if runs is None else RunColumns.of_list(runs)

@@ -1,4 +1,4 @@
-"""Encodes judged messages as rows. A row is a batch with its messages in order, or holds rejected messages."""
+"""Encodes the outcomes of batching as rows. A row holds one batch with its messages in order, or rejected messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Cuts packed rows into slices: several small sources, or a part of a large source. One call batches one slice.
 
 Spark sorts the rows of a task by source, so rows after a source with very many messages would wait until that source is
-judged. The slices of such a source are written to a temporary file of the task, and judged last.
+batched. The slices of such a source are written to a temporary file of the task, and batched last.
 """
 
 from __future__ import annotations

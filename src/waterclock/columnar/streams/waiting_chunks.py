@@ -1,8 +1,8 @@
 """Keeps long-waiting messages out of the state that each micro-batch rewrites.
 
-A window closes ``max_delay`` after its end. So a message is needed only once the receive clock has passed its event
-time by ``max_delay``. If the delay is long, nearly all messages wait for that time, and are stored in chunks. A chunk
-is written once, and read when its first message is due.
+A window closes ``max_delay`` after its end. So a message is not needed until the receive clock is ``max_delay`` past
+its event time. If the delay is long, nearly all messages wait for that time, and are stored in chunks. A chunk is
+written once, and read when its first message is due.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Converts between Spark's watermarks, in milliseconds, and receive clocks, in nanoseconds.
 
-A watermark promises that all later messages are received at or after a receive clock.
+A watermark promises that no later message has an earlier receive clock.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class SqliteDialect(EngineDialect):
         """Create an engine whose connections are durable: write-ahead log, synchronous=FULL."""
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url):
             raise InvalidArgumentError(
-                f"url must name a file, such as sqlite:///factory.db, got {shown(url)!r}. Other processes"
-                " cannot see an in-memory database"
+                f"url must name a file, such as sqlite:///factory.db, got {shown(url)!r}: other processes cannot see an"
+                " in-memory database"
             )
         unknown = [name for name in url.query if name not in _OPTIONS]
         if unknown and "uri" not in url.query:

@@ -6,8 +6,8 @@ of them waits for the lock of a file next to the database (``FILE-turn``). The k
 is free, and releases it if a process dies. The file is created when two processes meet for the first time.
 
 A turn is only cooperative: SQLite's own lock protects the data. A writer waits at most `LONGEST_WAIT` for its turn, and
-then tries without it. So a process that is frozen during its turn blocks others no longer than that. A writer that
-fails for that long during its turn ends the turn and goes on trying, because others may be able to write.
+then tries without it. So a process that is frozen during its turn blocks others no longer than that. If a writer fails
+for `LONGEST_WAIT` during its turn, it ends the turn, because others may be able to write, and goes on trying.
 """
 
 from __future__ import annotations

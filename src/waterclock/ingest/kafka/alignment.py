@@ -1,4 +1,4 @@
-"""Orders the records of several partitions by time while some of them are behind. Pure.
+"""Orders the records of several partitions by time while some of them are behind. Does no I/O.
 
 A consumer that catches up gets a long piece of one partition, then a long piece of another. If the pieces were appended
 in this order, a batcher's clock would pass the end of windows before the messages of later partitions arrive. So each

@@ -168,7 +168,9 @@ class KafkaIngest:
             plan = read()
             topics = plan.open_topics(self._database)
         except Exception as error:  # noqa: BLE001  # a mistake in the file must not end the running ingest
-            self._say("not_reloaded", f"the ingest keeps its former rules: {error}", warns=True)
+            self._say(
+                "not_reloaded", f"cannot reload the file, so the ingest keeps its current rules: {error}", warns=True
+            )
             return None
         is_other = replace(plan, rules=self._plan.rules, start=self._plan.start) != self._plan
         self._plan = replace(self._plan, rules=plan.rules)

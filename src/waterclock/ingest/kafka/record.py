@@ -1,4 +1,4 @@
-"""A Kafka record: how a rule maps it, and how it is stored as a dead letter. Pure."""
+"""A Kafka record: how a rule maps it, and how it is stored as a dead letter. Does no I/O."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ class KafkaRule:
                     text = key.decode()
                 except UnicodeDecodeError:
                     raise InvalidArgumentError(
-                        f'key must be UTF-8, got {quoted(key)}. For such keys, set the option key to "hex" or "base64"'
+                        f"the record's key must be UTF-8, got {quoted(key)}. To accept such keys, set the option 'key'"
+                        " to 'hex' or 'base64'"
                     ) from None
         return f"{record.topic}/{text}"
 

@@ -1,4 +1,4 @@
-"""Formats of files with a message per line: JSON lines, CSV, and the files of collectd's plugin ``csv``. Pure."""
+"""Formats of files with a message per line: JSON lines, CSV, and the files of collectd's plugin ``csv``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads messages that collectd publishes over MQTT, singly or as columns of topics and payloads. Pure.
+"""Reads collectd's MQTT messages, one at a time or as columns of topics and payloads.
 
 The topic is ``collectd/HOST/PLUGIN/TYPE``, and the payload is ``event_time:value[:value…]``, as collectd's plugin
 ``write_mqtt`` writes it. The time is in seconds with decimals, and a NUL byte often follows the values. The manual page

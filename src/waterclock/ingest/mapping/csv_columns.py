@@ -1,4 +1,4 @@
-"""Parses the lines of CSV files whose first line names the columns. Pure."""
+"""Parses the lines of CSV files whose first line names the columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the format ``ess``: the time and source name from FlatBuffers of the European Spallation Source. Pure.
+"""Reads the format ``ess``: the time and source name from FlatBuffers of the European Spallation Source.
 
 The source of a message is the instrument in the name of the Kafka topic, such as ``dream`` in ``dream_detector``. The
 stream is the Kafka topic followed by the FlatBuffer's source name, because the same source name may occur in two

@@ -1,4 +1,4 @@
-"""MQTT topic filters: checks them, and matches topics against them (MQTT 5.0, section 4.7). Pure."""
+"""MQTT topic filters: checks them, and matches topics against them (MQTT 5.0, section 4.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rule of an ingest: the published messages that it accepts, and their mapping. Pure."""
+"""One rule of an ingest: the published messages that it accepts, and their mapping."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class FormatRule:
             raise InvalidArgumentError(f"filter is missing; the format {kind} has no default")
         check_filter(subscribed)
         if qos not in (0, 1):
-            raise InvalidArgumentError(f"qos must be 0 or 1, got {qos}. With QoS 2, paho would ack before the append")
+            raise InvalidArgumentError(f"qos must be 0 or 1, got {qos}: with QoS 2, paho would ack before the append")
         if retained not in ("skip", "take"):
             raise InvalidArgumentError(f"retained must be skip or take, got {quoted(retained)}")
         if kind in ("thin-edge", "ess") and template is not None:

@@ -1,4 +1,4 @@
-"""Parses JSON without changing the text of numbers, and finds values by their paths. Pure."""
+"""Parses JSON without changing the text of numbers, and finds values by their paths."""
 
 from __future__ import annotations
 

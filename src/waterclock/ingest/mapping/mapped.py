@@ -1,4 +1,4 @@
-"""The result of mapping one published message, and the limits on that result. Pure."""
+"""The result of mapping one published message, and the limits on that result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads SenML in JSON: a list of measurements that share base values (RFC 8428). Pure."""
+"""Reads SenML in JSON: a list of measurements that share base values (RFC 8428)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates that extract a source and a stream from an MQTT topic, level by level. Pure."""
+"""Templates that extract a source and a stream from an MQTT topic, level by level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads measurements of thin-edge.io: ``te/DEVICE-OR-SERVICE/m/TYPE`` with a JSON object of numbers. Pure.
+"""Reads measurements of thin-edge.io: ``te/DEVICE-OR-SERVICE/m/TYPE`` with a JSON object of numbers.
 
 The four levels after the root identify the entity, for example ``device/main//``. Each number of the payload is a
 separate stream, even if it is in a group of numbers. The format is thin-edge.io's "Thin Edge JSON".

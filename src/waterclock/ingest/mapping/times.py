@@ -1,4 +1,4 @@
-"""Parses points in time in the notations of other systems, exactly: from their text, never through a float. Pure."""
+"""Parses times in the notations of other systems, exactly: from their text, never through a float."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ class IngestPlan:
         unshared = [rule.filter for rule in self.rules if split_share(rule.filter)[0] is None]
         if self.broker.connections > 1 and unshared:
             raise InvalidArgumentError(
-                f"connections must be 1 unless every filter is shared, got {self.broker.connections} and the filter"
-                f" {quoted(unshared[0])}. Write the filter as $share/NAME/{unshared[0]}"
+                f"connections must be 1, got {self.broker.connections}: the filter {quoted(unshared[0])} is not shared."
+                f" To use several connections, write the filter as $share/NAME/{unshared[0]}"
             )
         filters = [rule.filter for rule in self.rules]
         if twice := next((each for each in filters if filters.count(each) > 1), None):

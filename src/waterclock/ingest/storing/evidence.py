@@ -1,11 +1,12 @@
-"""Remembers appended messages that the broker may deliver again because it has not seen their acks. Pure.
+"""Remembers appended messages that the broker may deliver again because it has not seen their acks. Does no I/O.
 
 A broker delivers a message again after a reconnect if it has not seen the ack. Such a repeat is dropped only if three
 conditions hold: the broker marks it as a repeat, the broker still had the session, and packet id and content match an
 appended message. If any condition fails, the message is appended again: twice is better than not at all.
 
 Packet ids identify messages only if the broker increments them, as Mosquitto does. A broker that reuses an id as soon
-as it is acked may deliver an equal message under the id of an appended one. After such a reuse, no message is dropped.
+as it is acked may deliver a new message with the id and content of an appended one. After such a reuse, no message is
+dropped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Takes rows of the catalogue for a process, by inserting or updating them."""
+"""Makes a process the owner of rows of the catalogue, by inserting or updating them."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Readers:
             reader = self._readers.get(cursor.partition(".")[0])
         if reader is None or reader.place != (topic.name, name):
             raise LeaseLostError(
-                "cursor must be the cursor of the last response, got an unknown one. Read without a cursor"
+                "cursor must be the cursor of the last response, got an unknown cursor. Read without a cursor"
             )
         return reader
 
@@ -116,7 +116,7 @@ class Readers:
         if reader.cursor != cursor:
             self._forget(reader)
             raise LeaseLostError(
-                "cursor must be the cursor of the last response, got an older one. Read without a cursor"
+                "cursor must be the cursor of the last response, got an older cursor. Read without a cursor"
             )
         reader.used_at = moments.monotonic()
 

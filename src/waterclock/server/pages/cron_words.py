@@ -1,4 +1,4 @@
-"""Describes the usual cron expressions in words. Pure."""
+"""Describes the usual cron expressions in words. Does no I/O."""
 
 from __future__ import annotations
 

@@ -300,8 +300,8 @@ def _refuse_exceeding(rows: pa.RecordBatch, messages: pa.BinaryArray, payloads: 
     row = int(np.argmax(sizes))
     if sizes[row] * COPIES_IN_JAVA > heap:
         limit = (
-            f"Java's memory: they have {sizes[row]:,} bytes, and Java has {heap:,} and needs"
-            f" {COPIES_IN_JAVA} times as much as a batch"
+            f"Java's memory of {heap:,} bytes: they have {sizes[row]:,} bytes, and Java needs {COPIES_IN_JAVA} times"
+            " the size of a batch"
         )
         remedy = "Raise spark.driver.memory, or on a cluster spark.executor.memory"
         raise too_large(rows.slice(row), payloads, limit, remedy)

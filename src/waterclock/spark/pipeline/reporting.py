@@ -239,8 +239,8 @@ def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | No
     """Return the metrics for Prometheus."""
     counters: list[tuple[str, str, Callable[[Progress], float | None]]] = [
         ("messages", "Messages read since the start.", lambda one: one.messages),
-        ("batches", "Batches given since the start.", lambda one: one.batches),
-        ("outside", "Messages in batches whose window they lie outside of.", lambda one: one.outside),
+        ("batches", "Batches produced since the start.", lambda one: one.batches),
+        ("outside", "Messages outside the window of their batch.", lambda one: one.outside),
         ("incomplete_batches", "Batches by id without all declared streams.", lambda one: one.incomplete),
         ("micro_batches", "Micro-batches since the start.", lambda one: one.micro_batches),
     ]
@@ -248,14 +248,14 @@ def families(all_progress: Sequence[Progress], lag_seconds: dict[str, float | No
         ("lag_messages", "Messages of the topic that are not read yet.", lambda one: one.lag),
         (
             "lag_seconds",
-            "How long the first of these has been in the topic; asked every 30 s.",
+            "How long the oldest unread message has been in the topic; measured every 30 s.",
             lambda one: lag_seconds.get(one.pipeline),
         ),
         ("open_batches", "Batches that are not closed yet.", lambda one: one.open_batches),
-        ("missing_ids", "Ids between batches by id that are in no batch.", lambda one: one.missing_ids),
+        ("missing_ids", "Ids in no batch, between ids that have one.", lambda one: one.missing_ids),
         (
             "batch_length_seconds",
-            "The length of a batch, if it follows the time that batches take.",
+            "The batch length, if it is adaptive.",
             lambda one: None if one.length is None else one.length.batch_length / _NS_PER_S,
         ),
         ("state_rows", "Rows of the state.", lambda one: one.state_rows),

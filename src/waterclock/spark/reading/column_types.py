@@ -1,4 +1,4 @@
-"""Checks whether a Spark column can hold times, before a job runs. The rules are those of `waterclock.time_columns`."""
+"""Checks whether a Spark column can hold times, before a job runs, by the same rules as `waterclock.time_columns`."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class TopicReadOptions(Opening):
             name = "packed" if buckets is None else "buckets"
             raise InvalidArgumentError(f"{name} and columns must not both be given")
         if buckets is not None and not packed:
-            raise InvalidArgumentError("buckets must be omitted if packed is false, got both")
+            raise InvalidArgumentError("buckets and packed=false must not both be given")
         id_of = given.get("idof")
         if id_of is not None and not packed:
             raise InvalidArgumentError(f"idOf must be omitted unless packed is true, got {quoted(id_of)}")

@@ -6,7 +6,7 @@ topic's origin. A later topic of the same name has another origin, and refuses t
 
 The start of a stream is recorded as it was requested (``{"position": "earliest"}``, ``{"event_time": …}``), without an
 ordinal, and looked up when needed. Spark asks for it again when it repeats the first micro-batch, and must get the same
-answer from a topic that has grown. If the topic is empty, the end of the first micro-batch also records the start as it
+answer even if the topic has grown. If the topic is empty, the end of the first micro-batch also records the start as it
 was requested.
 
 A start that depends on the time (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once. The first

@@ -2,7 +2,7 @@
 
 Each version of Java and Spark needs its own archive. Java crashes if it loads a truncated archive. So an archive is
 named after its Java, its Spark and its length, and gets that name only when it is complete. Only ``waterclock spark
-prepare`` builds it, since that takes a minute of CPU time and some 200 MB of the user's cache folder. With
+prepare`` builds it, because building takes a minute of CPU time and some 200 MB of the user's cache folder. With
 ``WATERCLOCK_CLASS_ARCHIVE=off``, sessions start without an archive.
 """
 

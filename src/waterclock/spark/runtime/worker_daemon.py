@@ -1,9 +1,9 @@
 """The process from which Spark forks its Python workers. It has already done the imports of batching.
 
 A stream runs several Python operators at a time, each in a separate worker, which would spend seconds on the same
-imports. Spark also makes every worker collect garbage after every task, and that takes longer the more is imported.
-Modules imported before the fork are exempt. NumPy and Arrow have started threads by then, but both libraries survive a
-fork.
+imports. Spark also makes every worker collect garbage after every task, which takes longer with more modules imported.
+Modules imported before the fork are exempt. NumPy and Arrow start threads when they are imported, but both libraries
+work in a forked process.
 """
 
 from __future__ import annotations

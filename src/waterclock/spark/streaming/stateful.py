@@ -1,8 +1,8 @@
 """The stateful operators of a streaming query. Each bucket of sources has one binary state and a timer.
 
-Before packed rows are gathered by bucket, their column ``clock`` has the stream's receive clock, from which Spark
-derives its watermark. Then that column is dropped, because Spark would silently leave out rows behind the watermark.
-The batcher decides which messages are late.
+Packed rows have a column ``clock`` with the stream's receive clock, from which Spark derives its watermark. The column
+is dropped before rows are gathered by bucket: with it, Spark would silently leave out rows behind the watermark.
+Instead, the batcher decides which messages are late.
 """
 
 from __future__ import annotations
@@ -283,8 +283,8 @@ def _outcomes(bucketed: DataFrame, processor: StatefulProcessor, time_mode: str)
 def _check_session(df: DataFrame) -> None:
     if df.sparkSession.conf.get(_NO_DATA, "true") != "true":
         raise InvalidArgumentError(
-            f"{_NO_DATA} must be true, got false: only micro-batches without data write batches that close"
-            f' by the clock. Call spark.conf.set("{_NO_DATA}", "true")'
+            f"{_NO_DATA} must be true, got false: otherwise, batches that the clock closes while no messages"
+            f' arrive would not be written. Call spark.conf.set("{_NO_DATA}", "true")'
         )
     provider = df.sparkSession.conf.get(_PROVIDER, "Spark's default")
     if provider != _ROCKSDB:

@@ -61,8 +61,8 @@ def _check_known(table: MessageTable, known: Sequence[Any], batches: Mapping[str
         if payload != batches[name] and not _share_a_message(payload, batches[name]):
             raise InvalidArgumentError(
                 f"cannot write batch {quoted(name)} to message table {quoted(table.name)}: the table already has"
-                " a different batch with this id, from another topic or from another source of the same name. Use one"
-                " table per topic"
+                " a different batch with this id. It came from another topic, or from another source with the same"
+                " name. Use one table per topic"
             )
 
 

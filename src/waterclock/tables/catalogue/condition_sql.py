@@ -148,7 +148,7 @@ class Binder:
 
 
 def check_parameters(parameters: object, used: set[str]) -> None:
-    """Raise for parameters that no text uses: one of the two is misspelt."""
+    """Raise an error for parameters that no text uses: a name is misspelt in one of them."""
     for name in parameters if isinstance(parameters, Mapping) else ():
         if name not in used:
             raise InvalidArgumentError(

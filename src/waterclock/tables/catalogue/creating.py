@@ -183,7 +183,7 @@ def _check_name(connection: sa.Connection, name: str, dead: str) -> None:
         if json.loads(text).get("dead_letter") == dead:
             raise InvalidArgumentError(
                 f"dead_letter must not be shared, got {quoted(dead)}, which holds the dead letters of"
-                f" {quoted(other)}. Messages of two tables may have the same id"
+                f" {quoted(other)}: messages of two tables may have the same id"
             )
 
 

@@ -1,4 +1,4 @@
-"""Counts a table's purged messages, and the deliveries that no row counts any longer.
+"""Counts a table's purged messages, and the deliveries of rows that were removed or reset.
 
 The epoch of a row counts its deliveries, so claims need not update a counter. An operation that removes a row or resets
 its epoch adds the lost deliveries to the table's total in the same transaction. So the total plus the epochs of all

@@ -101,25 +101,26 @@ class Delivery:
     group
         Its group; None if it has none.
     first_for_consumer
-        Whether it is the first message of its exclusive group that this consumer gets since the group became its own,
-        also when it is sent again. A cache for the group is then out of date.
+        Whether it is the first message that this consumer gets since it owns the exclusive group, even if it is sent
+        again. Any cache for the group is then out of date.
     epoch
         How often it has been sent: 1 the first time.
     lease_until
-        No other consumer gets it before then, ns. A later ack still counts unless another consumer has received it.
+        Until when no other consumer gets it, ns. An ack after that still counts unless another consumer has received
+        it.
     priority
         Higher priorities are sent first.
     time_created, time_scheduled
         When it was put, and when it was to be sent, ns.
     expires_at
-        When it expires and is no longer sent, ns; None: never. A later ack still counts.
+        When it expires and is no longer sent, ns; None: never. An ack after that still counts.
     columns
         The values of the table's further columns.
     lost
         Whether the lease is known to be lost: a heartbeat found out, or the message was acked by its id. Its ack will
         raise a LeaseLostError.
     unanswered
-        Whether it was sent before and that lease expired: the message may have killed its consumer.
+        Whether the lease of an earlier delivery expired: the message may have killed its consumer.
     cancelled
         Whether the message was cancelled (`MessageTable.cancel`) since it was handed out: stop handling it. A heartbeat
         sees it within about a second while the ``with`` block runs. If the block acks the message anyway, it is acked;
@@ -211,8 +212,8 @@ class Delivery:
         OrderError
             If an earlier message of its group is not acked.
         UnavailableError
-            Without ``connection``, if a transaction that acked it has not ended; with it, if that transaction began
-            before the message was claimed.
+            Without ``connection``, if a transaction that acked it has not ended; with ``connection``, if its
+            transaction began before the message was claimed.
         """
         if self._ended_by is not None and self._is_over("ack"):
             return
@@ -361,8 +362,8 @@ class Delivery:
     def save(self, progress: Any) -> None:
         """Save the handler's progress, and extend the lease to ``ack_wait`` from now, in one transaction.
 
-        If this attempt fails, the next one reads it as `progress` and continues from there. It stays with the message
-        when that becomes a dead letter, and when it is redriven.
+        If this attempt fails, the next one reads it as `progress` and continues from there. Progress stays with a
+        message that becomes a dead letter or is redriven.
 
         Parameters
         ----------

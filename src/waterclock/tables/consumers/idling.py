@@ -1,9 +1,9 @@
 """Watches the database once for all idle consumers of a process that wait for the same messages.
 
 One of the consumers, the leader, watches. When it finds a message, it passes this role on. The next consumer then
-claims, and becomes the leader if its claim finds nothing. So no more consumers wake than there are messages, and the
-database gets as many queries as from one consumer. In a table with exclusive groups, the leader also looks up when each
-of the others must claim next, and wakes those that must claim earlier than they had planned.
+claims, and becomes the leader if its claim finds nothing. So one message does not wake all consumers, and the database
+gets only as many queries as from one consumer. In a table with exclusive groups, the leader also looks up when each of
+the others must claim next, and wakes those that must claim earlier than they had planned.
 """
 
 from __future__ import annotations

@@ -343,7 +343,7 @@ def _where(context: TableContext, request: Request) -> sa.ColumnElement[bool] | 
 
 
 def pause_after(in_vain: int) -> float:
-    """Return the pause after so many claims in a row that failed to get due messages, in seconds. Pure.
+    """Return the pause after so many claims in a row that failed to get due messages, in seconds.
 
     Others have locked these messages, or they wait for something that no claim can do. After the first claim there is
     no pause, because they may just have become due. Then pauses double up to `LONGEST_PAUSE`.

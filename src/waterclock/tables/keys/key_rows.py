@@ -9,8 +9,8 @@ A row has a time before which none of its routed messages is due (``first_at``).
 there, past the index entries of finished messages. Only a process that has locked the row changes this time. The time
 is exact: all messages that may be due earlier are unrouted, and the process that routes them lowers the time.
 
-Between two other times of the row (``gap_from``, ``gap_to``) none of its routed messages is due. This gap is full of
-index entries of leases that were acked in time, so it need not be searched: a claim that took all due messages
+Between two other times of the row (``gap_from``, ``gap_to``), none of its routed messages is due, but the index is full
+of entries of leases that were acked in time. No search goes through this gap: a claim that took all due messages
 postpones the row until the gap ends. Messages before the gap are unclaimed, and a trigger makes them unrouted if a
 statement postpones them. So no message gets into the gap.
 """

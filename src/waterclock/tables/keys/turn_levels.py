@@ -4,9 +4,9 @@ These searches need a database that tells which transactions a snapshot sees (`T
 row moves to another place in the index of turns, and with each pause to another place in the index of sleeping rows.
 The entries of earlier places remain while a transaction holds an old snapshot.
 
-A turn is stored as a time, and neither a turn nor the end of a pause is in the past when it is written. So each
-priority has two lower bounds at which searches begin: one for the turns of waiting rows, and one for the times until
-which rows sleep.
+A turn is stored as a time. Neither a turn nor the end of a pause is in the past when it is written, so nothing new
+appears below the current time. Searches therefore begin at lower bounds. Each priority has two: one for the turns of
+waiting rows, and one for the times at which sleeping rows wake.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Conditions as a tree, which `condition_parser` builds and `condition_sql` translates to SQL. Pure."""
+"""Conditions as a tree, which `condition_parser` builds and `condition_sql` translates to SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the shard of a message. Ids map to 64-bit keyspace ids, and each shard has ranges of keyspace ids. Pure.
+"""Finds the shard of a message. Ids map to 64-bit keyspace ids, and each shard has ranges of keyspace ids.
 
 Ranges are written as in *Vitess Messaging* ("Subsetting"). ``-80`` ends before keyspace id 0x8000000000000000, ``80-``
 begins there, ``40-80`` lies between, and ``-`` contains all ids.

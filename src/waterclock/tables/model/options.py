@@ -252,7 +252,7 @@ class TableOptions:
             value = getattr(self, option)
             if self.groups is not None:
                 raise InvalidArgumentError(
-                    f"{option} must be omitted with groups={quoted(self.groups)}, got {quoted(value)}. A group"
+                    f"{option} must be omitted with groups={quoted(self.groups)}, got {quoted(value)}: a group"
                     " belongs to one consumer at a time"
                 )
             if self.purge_by != "rows":
@@ -335,13 +335,13 @@ class TableOptions:
         options = cls(**checked)
         if options.group_idle is not None and options.groups != "exclusive":
             raise InvalidArgumentError(
-                f"group_idle must be omitted with groups={quoted(options.groups)}, got {quoted(given['group_idle'])}."
-                " Only exclusive groups stay with a consumer while they are empty"
+                f"group_idle must be omitted with groups={quoted(options.groups)}, got {quoted(given['group_idle'])}:"
+                " only exclusive groups stay with a consumer while they are empty"
             )
         if options.rebalance == "join" and options.groups != "exclusive":
             raise InvalidArgumentError(
-                f"rebalance must be 'manual' with groups={quoted(options.groups)}, got 'join'."
-                " Only exclusive groups stay with a consumer"
+                f"rebalance must be 'manual' with groups={quoted(options.groups)}, got 'join':"
+                " only exclusive groups stay with a consumer"
             )
         options._check_key()
         if options.on_expired == "dead_letter" and options.max_attempts is None and options.dead_letter is None:

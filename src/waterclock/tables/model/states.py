@@ -1,4 +1,4 @@
-"""Decides the states of a message and of a group, and explains them in words. Pure.
+"""Decides the states of a message and of a group, and explains them in words.
 
 A state is not a column: it follows from a message's columns, from earlier messages of its group, and from the clock.
 Only `state_of` and `state_of_group` decide it. The tests describe the states (`tests/tables/states/meanings.py`),
@@ -125,8 +125,8 @@ HOLD_REASONS: Mapping[Hold, str] = {
     "limit": "it is held by the limit of key {key}: consumers have {count} of its messages",
     "owner_away": "the owner of the group, {who}, is gone; {then}",
     "unsettled": (
-        "its group still waits for a message that is gone; a consumer that looks through the groups, every"
-        " poll_interval, repairs it"
+        "its group still waits for a message that is gone; consumers check the groups every poll_interval,"
+        " and repair this"
     ),
     "locked": "an open transaction has locked {what}",
 }

@@ -192,7 +192,7 @@ def _read_member(of: tuple[Any, ...], value: Any, where: str) -> Any:
     for other, again in found[1:]:
         # Other programs may omit the field that distinguishes the members.
         if not is_same(read, again):
-            names = f"{type_name(first)} and {type_name(other)}"
+            names = f"{type_name(first)} or {type_name(other)}"
             raise MisfitError(_at(where, f"is ambiguous: {quoted(value)} could be {names}"))
     return read
 

@@ -79,7 +79,7 @@ def _at(where: str) -> str:
 def _why_ambiguous(union: Any, where: str) -> str | None:
     for one, other in itertools.combinations(members_of(union), 2):
         if is_ambiguous(one, other):
-            return f"{_at(where)}one payload could be {type_name(one)} and {type_name(other)}. {_TAG}"
+            return f"{_at(where)}the same payload could be {type_name(one)} or {type_name(other)}. {_TAG}"
     return None
 
 

@@ -92,7 +92,7 @@ def _written_and_read(value: Any) -> tuple[Any, Any]:
         raise
     except MisfitError as error:
         raise InvalidArgumentError(
-            f"cannot put {quoted(value)}: a handler could not read the payload: {error}. {_REMEDY}"
+            f"cannot put {quoted(value)}: no handler would be able to read this payload: {error}. {_REMEDY}"
         ) from None
     except Exception as error:  # a model's own code may raise anything
         raise InvalidArgumentError(f"cannot put {quoted(value)}: {said_of(error)}. {_REMEDY}") from error

@@ -1,4 +1,4 @@
-"""The statistics of a sharded table: those of each shard, and their sum."""
+"""The statistics of a sharded table, for each shard and in total."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def recorded_store(identity: str, root: str, is_complete: int, what: str) -> Led
     """
     if not is_complete:
         raise InvalidArgumentError(
-            f"ledgers must be given for {what}: its store {root} was opened with credentials, options or a"
+            f"cannot open the files of {what} without ledgers=: their store {root} needs credentials, options or a"
             " filesystem, which the catalogue does not keep"
         )
     return LedgerFiles(root, identity=identity, recorded=root)

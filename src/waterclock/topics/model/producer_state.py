@@ -1,4 +1,4 @@
-"""Decides whether an append is new, a repeat or a mistake, by the numbers of its messages. Pure.
+"""Decides whether an append is new, a repeat or a mistake, by the numbers of its messages. Does no I/O.
 
 A producer's numbers only grow. The catalogue remembers them twice: the producer's last appends one by one, with
 position and checksum, and all numbers that were ever appended, as ranges. Both are bounded, so some numbers are

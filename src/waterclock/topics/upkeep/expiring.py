@@ -183,8 +183,8 @@ def _alone(storage: Storage) -> Generator[Callable[[], None]]:
         row, now = storage.lock(connection)
         if row["expiring_owner"] not in (None, owner) and row["expiring_until"] > now:
             raise UnavailableError(
-                f"cannot expire topic {storage.name!r}: another expiry is running, owned by {row['expiring_owner']}"
-                f" until {format_time(row['expiring_until'])} or longer. Try again later"
+                f"cannot expire topic {storage.name!r}: another expiry is running, and its lease, held by"
+                f" {row['expiring_owner']}, lasts at least until {format_time(row['expiring_until'])}. Try again later"
             )
         _write(connection, {"expiring_owner": owner, "expiring_until": now + LEASE})
 

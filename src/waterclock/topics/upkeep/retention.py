@@ -1,7 +1,7 @@
 """Deletes whole ledgers from the start of a topic, if every subscription has read them.
 
-The catalogue's bounds alone decide which ledgers may be deleted. No file is read, because a missing file, perhaps in an
-unmounted folder, does not show how old its messages were.
+The catalogue's bounds alone decide which ledgers may be deleted. Files are not read: if one is missing, perhaps in an
+unmounted folder, it cannot show how old its messages are.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Commits the appends of several threads to one topic in one transaction. Each append keeps its own entry and result.
 
-An append joins the topic's queue. If no append leads, it becomes the leader. The leader takes the first appends in the
-queue, including itself, commits them in one transaction, and hands the lead to the next one in the queue. So a lone
-thread never waits, and while the disk is busy with one group, the next group gathers. Threads often append again as
-soon as they get a result, so a leader briefly waits for as many appends as the last group had.
+An append joins the topic's queue. If the queue has no leader, the append becomes the leader. The leader takes the first
+appends in the queue, including itself, commits them in one transaction, and hands the lead to the next one in the
+queue. So a lone thread never waits, and while the disk is busy with one group, the next group gathers. Threads often
+append again as soon as they get a result, so a leader briefly waits for as many appends as the last group had.
 
 - A leader that fails with an exception hands the lead over. The appends that it had taken go back to the front of the
   queue. Whether they were committed is unknown, so the next transaction checks this before it writes them.

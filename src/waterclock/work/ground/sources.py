@@ -52,7 +52,7 @@ def tables_of(table: Any, handler: Any) -> list[tuple[AnyTable, Any]]:
     """
     given = dict(table) if isinstance(table, Mapping) else {table: handler}
     if isinstance(table, Mapping) and handler is not None:
-        raise InvalidArgumentError("handler must be omitted, as each table has its own handler")
+        raise InvalidArgumentError("handler must be omitted, because each table has its own handler")
     if not given:
         raise InvalidArgumentError("table is missing; pass at least one table")
     for each, its_handler in given.items():

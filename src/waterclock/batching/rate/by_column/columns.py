@@ -1,4 +1,4 @@
-"""Batches the columns of many calls at once by rate. The rules are those of `RateAwareBatcher`."""
+"""Batches the columns of many calls at once by rate, with the same rules as `RateAwareBatcher`."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ class RateAwareColumns:
             )
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(times) or (np.diff(bounds) < 0).any():
             raise InvalidArgumentError(
-                f"calls must ascend from 0 to {len(times)} (the number of messages), got {quoted(bounds)}"
+                f"calls must be ascending offsets from 0 to {len(times)} (the number of messages), got {quoted(bounds)}"
             )
 
     def _aligned(self, codes: Ints, times: Ints, bounds: Ints, receive_times: npt.NDArray[Any] | None) -> Ints:

@@ -478,8 +478,8 @@ class RateAwareBatcher:
         known = from_bytes(state)
         if (known.gated is None) != callable(gated):
             raise InvalidArgumentError(
-                f"gated must be {'a function' if known.gated is None else 'omitted or the same streams'}, as in the"
-                f" saved batcher, got {quoted(gated)}"
+                f"gated must be {'a function' if known.gated is None else 'omitted or name the same streams'}, as in"
+                f" the saved batcher, got {quoted(gated)}"
             )
         chosen = known.gated if known.gated is not None else gated or False
         batcher = cls(gated=chosen, clock=clock, boundaries=known.boundaries)

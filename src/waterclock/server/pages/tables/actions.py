@@ -139,7 +139,9 @@ def _each(
 def _most(form: Mapping[str, str]) -> int:
     text = form.get("most", "")
     if not text.isascii() or not text.isdecimal():
-        raise InvalidArgumentError(f"most must be the number of messages in the preview, got {quoted(text)}")
+        raise InvalidArgumentError(
+            f"the field 'most' must be the number of messages in the preview, got {quoted(text)}"
+        )
     return min(int(text[:9]), MOST_CHANGED)
 
 

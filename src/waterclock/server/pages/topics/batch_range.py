@@ -1,8 +1,8 @@
 """Computes the batches of a range of event time, as a replay would, from a limited number of messages.
 
-By event time, this module reads backward and forward as described in `waterclock.batching.event_time.replay`, and
-processes whole columns. By rate, a window depends on all earlier messages, so the module reads from the point at which
-batching began.
+For batches by event time, this module reads backward and forward as described in
+`waterclock.batching.event_time.replay`, and processes whole columns. For batches by rate, a window depends on all
+earlier messages, so the module reads from the point at which batching began.
 """
 
 from __future__ import annotations

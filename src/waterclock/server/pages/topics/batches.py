@@ -111,7 +111,9 @@ def _view(topic: Topic, given: dict[str, str]) -> TimeRange:
     length = to_duration(given["length"], "length", minimum=SHORTEST) if "length" in given else _DEFAULT_LENGTH
     if since is not None and until is not None:
         if until <= since:
-            raise InvalidArgumentError(f"until must be later than since ({given['since']!r}), got {given['until']!r}")
+            raise InvalidArgumentError(
+                f"the end (until) must be later than the start (since={given['since']!r}), got {given['until']!r}"
+            )
         return TimeRange(since, until)
     if since is not None:
         return TimeRange.around(since + length // 2, length)

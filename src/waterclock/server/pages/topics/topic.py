@@ -117,7 +117,9 @@ def _axis(topic: Topic, bounds: Bounds | None, by: str, query: dict[str, str]) -
         start, end = near if near[0] <= near[1] else (bounds.begin[by], bounds.end[by])
     start, end = (start if since is None else since), (end if until is None else until)
     if since is not None and until is not None and start >= end:
-        raise InvalidArgumentError(f"until must be later than since ({query['since']!r}), got {query['until']!r}")
+        raise InvalidArgumentError(
+            f"the end (until) must be later than the start (since={query['since']!r}), got {query['until']!r}"
+        )
     return TimeRange(start, max(end, start + 1))
 
 

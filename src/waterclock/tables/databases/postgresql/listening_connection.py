@@ -1,12 +1,13 @@
 """The connection on which all waiting consumers of one process and one database receive notifications.
 
 The first consumer that waits becomes the leader: its thread also watches the connection. When a notification comes, the
-leader wakes the consumers that wait for that table. A leader that leaves wakes another consumer, which leads from then
-on. So no extra thread is needed.
+leader wakes the consumers that wait for that table. When the leader leaves, it wakes another consumer, which then
+leads. So no extra thread is needed.
 
-The connection holds a table's lock *waiting* while one of the table's consumers waits, and also between its waits. Once
-a consumer has checked that all active writers have seen this lock, consumers that join it need not check again. So a
-long wait needs no queries, except for occasional checks that the server still answers.
+The connection holds the lock that is called *waiting* for a table while one of the table's consumers waits, and keeps
+it between that consumer's waits. Once a consumer has checked that all active writers have seen this lock, consumers
+that join it need not check again. So a long wait needs no queries, except for occasional checks that the server still
+answers.
 """
 
 from __future__ import annotations

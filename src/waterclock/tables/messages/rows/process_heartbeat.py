@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lately:
-    """Counts events of the last `RATE_SECONDS`, exact to a second. Pure: takes the time, in monotonic ns."""
+    """Counts events of the last `RATE_SECONDS`, exact to a second. Takes the time, in monotonic ns."""
 
     def __init__(self) -> None:
         self._seconds: deque[tuple[int, int]] = deque()

@@ -1,7 +1,7 @@
 """Repairs groups whose rows contradict their messages, or whose owner is gone.
 
 Every operation on messages updates their groups in the same transaction, and a trigger marks changes by plain SQL for
-the next claim. But rows that plain SQL deletes, owners whose rows are gone, and our own bugs are not marked. So
+the next claim. But no trigger marks rows that plain SQL deleted, owners whose rows are gone, or our own bugs. So
 consumers check the groups of a table once every ``poll_interval``. The check only reads; its findings are verified
 under the groups' locks before anything is changed.
 """

@@ -1,8 +1,9 @@
 """Lower bounds at which the searches of claims begin, so that no search reads index entries of finished work.
 
 A server keeps the index entries of dead rows while a transaction, such as a report or a forgotten session, holds a
-snapshot that shows them. A bound is exact. A search that found nothing advances the bound to the end of the search, but
-only after all transactions that were then in progress have ended, because they may commit a message below that point.
+snapshot that shows them. No bound passes a message that a claim could still find. A search that found nothing moves the
+bound to the last position that it read. It does so only after all transactions that were open during the search have
+ended, because they may still commit a message below that position.
 """
 
 from __future__ import annotations

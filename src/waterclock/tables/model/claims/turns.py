@@ -1,4 +1,4 @@
-"""Divides the free places of a claim among keys. They take turns, each with as many messages as its weight. Pure."""
+"""Divides the free places of a claim among keys. They take turns, each with as many messages as its weight."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Rules of time: back-off, cron, rates, sweeps. Pure."""
+"""Rules of time: back-off, cron, rates, sweeps."""

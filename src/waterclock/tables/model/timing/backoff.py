@@ -1,4 +1,4 @@
-"""Computes the delay before a failed message is retried, in ns, from its number of failures. Pure."""
+"""Computes the delay before a failed message is retried, in ns, from its number of failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes the ticks of a schedule from its cron expression, and finds missed ticks. Pure: takes the time, in ns."""
+"""Computes the ticks of a schedule from its cron expression, and finds missed ticks. Takes the time, in ns."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def check_cron(text: object) -> str:
     except CronSimError as error:
         raise InvalidArgumentError(f"cron must be a valid schedule, got {quoted(text)}: {error}") from None
     if first is None:
-        raise InvalidArgumentError(f"cron must match at least one time, got {quoted(text)}")
+        raise InvalidArgumentError(f"cron must match at least one point in time, got {quoted(text)}")
     return " ".join(fields)
 
 

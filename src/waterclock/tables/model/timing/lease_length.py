@@ -1,4 +1,4 @@
-"""Computes how long a claim leases a message, from its number of deliveries. Pure.
+"""Computes how long a claim leases a message, from its number of deliveries.
 
 A message that is not acked is sent again when its lease ends.
 """

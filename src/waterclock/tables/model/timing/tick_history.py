@@ -1,4 +1,4 @@
-"""The last ticks of a schedule and their outcomes, as text in the schedule's row. Pure."""
+"""The last ticks of a schedule and their outcomes, as text in the schedule's row."""
 
 from __future__ import annotations
 
