@@ -109,7 +109,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=deselected)
     gone = set(deselected)
     # A long file that begins last would be waited for alone.
-    items[:] = sorted((item for item in items if item not in gone), key=_place)
+    items[:] = sorted((item for item in items if item not in gone), key=lambda item: _place(item.path))
     # Each worker to which one of them came would start a Java of its own, and nothing would say so.
     if apart := [
         item for item in items if "spark" in getattr(item, "fixturenames", ()) and not _shares_spark(item.path)
@@ -167,8 +167,9 @@ def _shares_spark(file: Path) -> bool:
     return SHARES_SPARK in file.read_text("utf-8")
 
 
-def _place(item: pytest.Item) -> int:
-    path = item.path.relative_to(Path(__file__).parent)
+@cache
+def _place(file: Path) -> int:
+    path = file.relative_to(Path(__file__).parent)
     names = {str(path), path.parts[0]}
     return next((place for place, name in enumerate(LONGEST) if name in names), len(LONGEST))
 
@@ -252,6 +253,12 @@ def _compile_kernels() -> None:
     from waterclock.batching import kernels  # noqa: PLC0415  # as above
 
     kernels.INTERPRETED_ROWS = 0
+
+
+@pytest.fixture
+def young_heap() -> None:
+    """Exclude all that exists from later garbage collections, which otherwise take seconds in a full test run."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

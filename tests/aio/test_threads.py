@@ -147,6 +147,7 @@ def test_two_loops_get_their_own_results() -> None:
     assert found == {name: [(name, number) for number in range(50)] for name in "ab"}
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_loops_that_ended_are_not_kept() -> None:
     threads = CallThreads(1)
     for _ in range(3):

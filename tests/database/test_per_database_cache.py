@@ -39,10 +39,11 @@ def test_one_reset_forgets_everything_that_is_kept_for_a_database() -> None:
     assert (numbers.of(other), names.of(other)) == ([1], ["a"])
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_cache_does_not_keep_its_database_alive() -> None:
     kept = PerDatabaseCache[list[int]](lambda _: [])
     kept.of(Opened())
-    gc.collect(1)  # what this test has made is young
+    gc.collect()
     assert len(kept.known) == 0
 
 
@@ -58,6 +59,7 @@ def test_a_process_that_is_forked_keeps_nothing_of_its_parents_even_if_a_thread_
     assert os.waitstatus_to_exitcode(status) == 0
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_caches_of_closed_databases_do_not_keep_them_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("waterclock.database.per_database_cache.CLOSED_AT_MOST", A_FEW)
     closed: list[weakref.ref[Any]] = []

@@ -137,6 +137,7 @@ def test_a_session_that_ends_within_such_a_wait_is_said_to_have_ended(database: 
 
 
 @pytest.mark.one_database
+@pytest.mark.usefixtures("young_heap")
 def test_a_subscription_that_is_given_up_unclosed_lets_its_consumer_go(
     exclusive: MessageTable, clock: MovableClock, later: Heartbeat
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_row_of_a_process_that_is_gone_is_removed_by_the_next_that_comes(
 
 
 @pytest.mark.one_database
+@pytest.mark.usefixtures("young_heap")
 def test_a_subscription_that_is_gone_does_not_count(orders: MessageTable) -> None:
     left = orders.subscribe()
     assert orders.stats().subscribers == 1

@@ -210,6 +210,7 @@ def test_one_thread_beats_for_all_and_ends_when_it_has_nothing_to_hold(
     assert table.stats().acked == 2
 
 
+@pytest.mark.usefixtures("young_heap")
 def test_a_heartbeat_does_not_keep_a_database_alive(sqlite_url: str) -> None:
     backend = Backend(sqlite_url)
     assert heartbeat.heartbeat_of(backend) is heartbeat.heartbeat_of(backend)

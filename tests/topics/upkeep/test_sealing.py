@@ -5,7 +5,6 @@ import gc
 import io
 import os
 import sqlite3
-import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -229,9 +228,7 @@ class FullDisk(io.BytesIO):
 def test_a_disk_that_fills_up_while_sealing_or_compacting_is_named(
     sqlite_topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        gc.collect()  # what earlier tests left would warn here, too
+    gc.freeze()  # garbage of earlier tests would warn here, too
     for module in sealed_file, compacting:
         monkeypatch.setattr(module, "ROW_GROUP_BYTES", 1000)
     for _ in range(2):
