@@ -120,6 +120,23 @@ def test_a_limit_is_checked_without_reading_messages_that_were_acked_during_thei
         one.ack()
 
 
+@of_postgresql
+def test_an_ack_looks_messages_up_by_seq_although_statistics_say_that_few_are_leased(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(fair_by="group")
+    pass_through(table, 100)
+    run(database, "ANALYZE orders")
+    table.put_many([{"payload": "y", "group": "a"}] * 50)
+    claimed = table.receive(50)
+    with statements_of(database.backend) as seen:
+        table.ack(claimed)
+    [(text, values)] = [one for one in seen if one[0].startswith("UPDATE orders")]
+    with database.backend._indexed_writer.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN {text}", values).scalars().all()
+    assert any("orders_pkey" in step for step in plan), plan
+
+
 @pytest.mark.parametrize("change", ["time_next = 1", "time_next = time_next + 1", "group_id = 'a'", "priority = 3"])
 def test_a_leased_message_that_plain_sql_has_changed_counts_under_a_limit(
     make_table: Callable[..., MessageTable], database: Database, change: str

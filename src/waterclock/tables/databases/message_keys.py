@@ -26,6 +26,10 @@ One that was acked before it was routed is behind the bound of searches for unro
 UNACKED_SQL = "COALESCE(time_acked, -1) = CAST(-1 AS BIGINT)"
 """The condition `not_acked` on PostgreSQL: indexes of other messages do not answer it."""
 
+LEASED_SQL = f"{UNACKED_SQL} AND COALESCE(claim_id IS NOT NULL, FALSE)"
+"""The condition of leased messages on PostgreSQL. That a message is unacked and has a certain claim does not imply it:
+a planner that believes few messages leased would search all of them for the few that are acked."""
+
 
 def index_of_unrouted(first: str = "", unacked: str = "time_acked IS NULL") -> str:
     """Return the statement for the partial index of unrouted messages, by key; ``first`` stands before the key."""
@@ -50,12 +54,12 @@ def add_keys(
     statements: Sequence[str],
     *,
     differs: str,
-    unacked: str,
+    leased: str,
 ) -> None:
     """Run statements that add the column, its indexes and its trigger.
 
     ``differs`` is the condition that a changed message has another ``source``, by bytes, whatever the collation of that
-    column. ``unacked`` is the condition of unacked messages in the index of leased ones.
+    column. ``leased`` is the condition of the index of leased messages.
     """
     quote = connection.dialect.identifier_preparer.quote
     names = ("next", "key", "leased", "unrouted")
@@ -63,7 +67,7 @@ def add_keys(
         "table": quote(rows.name),
         "source": quote(source.column),
         "header": source.header or "",
-        "unacked": unacked,
+        "is_leased": leased,
         "is_moved": _IS_MOVED % {"differs": differs % {"source": quote(source.column)}},
         "late_index": quote(f"{rows.name}_late_idx"),
         "moved": quote(f"{rows.name}_moved"),
@@ -79,7 +83,6 @@ INDEXES = (
     f"CREATE INDEX %(key)s ON %(table)s ({MESSAGE_KEY}, priority, time_next, seq) WHERE time_acked IS NULL",
     # By an expression, because a planner may think the index above as good, and would search all messages of a key.
     # With seq, so that a search passes those of acked messages without reading their rows.
-    f"CREATE INDEX %(leased)s ON %(table)s (({MESSAGE_KEY} || ''), priority, time_next, seq)"
-    " WHERE %(unacked)s AND claim_id IS NOT NULL",
+    f"CREATE INDEX %(leased)s ON %(table)s (({MESSAGE_KEY} || ''), priority, time_next, seq) WHERE %(is_leased)s",
 )
 """The indexes on databases that have partial ones, except that of unrouted messages."""

@@ -18,7 +18,7 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.inserting import NewRows
-from waterclock.tables.databases.message_keys import UNACKED_SQL, add_keys
+from waterclock.tables.databases.message_keys import LEASED_SQL, add_keys
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
@@ -115,8 +115,8 @@ class TableDialect(ABC):
     def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
         """Add the column of keys with its indexes and its trigger, in place of the index of due messages."""
         statements = self.key_statements[source.header is not None]
-        unacked = UNACKED_SQL if self.is_bounded else "time_acked IS NULL"
-        add_keys(connection, rows, source, statements, differs=self.source_differs, unacked=unacked)
+        leased = LEASED_SQL if self.is_bounded else "time_acked IS NULL AND claim_id IS NOT NULL"
+        add_keys(connection, rows, source, statements, differs=self.source_differs, leased=leased)
 
     def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
         """Return a key in the form of the index of unrouted messages."""

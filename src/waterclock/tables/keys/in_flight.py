@@ -82,7 +82,9 @@ def free_places(context: TableContext, keys: Collection[str], counted: Sequence[
 def is_leased(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a message is leased or its lease has lapsed, in the form of the index of these."""
     rows = context.rows
-    return (not_acked(rows) & rows.c.claim_id.is_not(None)) if context.sql.is_bounded else is_out(rows)
+    if not context.sql.is_bounded:
+        return is_out(rows)
+    return not_acked(rows) & sa.func.coalesce(rows.c.claim_id.is_not(None), sa.false())
 
 
 @built_once(maxsize=256)
@@ -116,7 +118,7 @@ def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.Compoun
         context.sql.any_of(key, "keys"),
         context.sql.is_unrouted(rows),
         not_acked(rows),
-        sa.func.coalesce(rows.c.claim_id.is_not(None), sa.false()),
+        rows.c.claim_id.is_not(None),
     )
     of_each = sa.select(each.c.key, (-each.c.level).label("priority"), *counted.c)
     return sa.union_all(of_each.select_from(each.join(counted, sa.true())), changed)
