@@ -281,7 +281,7 @@ def test_a_new_process_deletes_the_rows_of_groups_that_ended_long_before_it_star
 
 def let_ended_be_deleted(table: MessageTable, clock: MovableClock) -> None:
     clock.move("1s")
-    table.context.ended_groups._due_at = 0
+    table.context.ended_rows._due_at = 0
     table.receive()
 
 

@@ -19,6 +19,7 @@ from waterclock.tables.keys.turn_levels import ASLEEP
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_rows
 from waterclock.tables.messages.upkeep.reconcile import heal
+from waterclock.tables.model.timing.sweeps import ENDED_FOR
 from waterclock.time import MIN_NS
 
 FINISHED = 600
@@ -78,6 +79,47 @@ def test_a_claim_reads_neither_the_ends_of_leases_nor_earlier_versions_of_the_ro
     for text, values in seen:
         if "WITH RECURSIVE walk" in text or text.startswith("UPDATE waterclock_message_keys"):
             assert buffers(database, text, values) < FINISHED / 10, text
+
+
+def let_key_end(table: MessageTable, clock: MovableClock, key: str) -> None:
+    table.put("x", group=key)
+    table.ack(table.receive())
+    clock.move("1min")
+    assert table.receive() == []
+
+
+@of_postgresql
+@pytest.mark.usefixtures("held")
+def test_a_key_that_has_ended_is_looked_up_without_reading_earlier_versions_of_its_row(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(fair_by="group")
+    with statements_of(database.backend) as seen:
+        let_turns_pass(table, clock, 4)
+    lookups = [one for one in seen if one[0].startswith("WITH RECURSIVE walk")]
+    assert buffers(database, *lookups[-1]) < 800  # a hundred keys
+
+
+@of_postgresql
+@pytest.mark.parametrize("row_is_locked", [False, True])
+def test_the_row_of_a_key_is_deleted_some_minutes_after_its_last_message(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock, row_is_locked: bool
+) -> None:
+    table = make_table(rate={"group": "1/s"})
+    for key in ("ends", "begins again"):
+        let_key_end(table, clock, key)
+    with database.begin() as connection:
+        if row_is_locked:
+            connection.exec_driver_sql("SELECT 1 FROM waterclock_message_keys WHERE message_key = 'ends' FOR UPDATE")
+        clock.now += ENDED_FOR
+        table.put("y", group="begins again")
+        assert [one.payload for one in table.receive()] == ["y"]
+        table.context.ended_rows._due_at = 0
+        assert table.receive() == []
+    find = sa.text("SELECT message_key FROM waterclock_message_keys ORDER BY message_key")
+    with database.backend.engine.connect() as connection:
+        expected = ["begins again", "ends"] if row_is_locked else ["begins again"]
+        assert connection.execute(find).scalars().all() == expected
 
 
 @of_postgresql

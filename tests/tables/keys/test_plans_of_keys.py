@@ -83,6 +83,26 @@ def test_a_claim_reads_few_of_many_keys(make_table: Callable[..., MessageTable],
     _check(database, seen)
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_claim_passes_neither_keys_of_its_table_that_wait_behind_its_own_nor_those_of_other_tables(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(fair_by="group")
+    table.put_many([{"payload": "x", "group": "first"}, {"payload": "y", "group": "second"}])
+    assert len(table.receive(1)) == 1
+    waiting = (
+        "INSERT INTO waterclock_message_keys (table_id, message_key, level, is_due, due_at, first_at, gap_from, gap_to,"
+        " turn) SELECT :table, 'k' || nth, 0, 1, 0, 0, 0, 0, :turn + nth FROM generate_series(1, 5000) AS nth"
+    )
+    for number in (0, table.context.table_id, 1000):
+        run(database, waiting, table=number, turn=database.backend.now() + 10**15)
+    with statements_of(database.backend, *TABLES) as seen:
+        assert len(table.receive(1)) == 1
+    of_turns = [(text, values) for text, values in seen if "is_due = 1" in text and not text.startswith("UPDATE")]
+    assert len(of_turns) > 2
+    assert max(_read(database, *one) for one in of_turns) < 30
+
+
 def _unrouted(database: Database) -> int:
     with database.backend.engine.connect() as connection:
         return connection.execute(sa.text("SELECT count(*) FROM orders WHERE routed = 0")).scalar_one()

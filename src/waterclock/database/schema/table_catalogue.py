@@ -212,9 +212,10 @@ message_keys = sa.Table(
     required(
         "is_due",
         sa.SmallInteger,
-        doc="1: the key waits for its turn. 0: the key is due at `due_at`. 2: its `rate` is used up until `due_at`.",
+        doc="1: the key waits for its turn. 0: the key is due at `due_at`. 2: its `rate` is used up until `due_at`. 3:"
+        " it had no messages at `due_at`, and the row will be deleted (PostgreSQL only).",
     ),
-    required("due_at", BigInt, doc="Unless `is_due` is 1, no message of the key is delivered before this time, ns."),
+    required("due_at", BigInt, doc="If `is_due` is 0 or 2, no message of the key is delivered before this time, ns."),
     required("first_at", BigInt, doc="No unacked message of the key with `routed` = 1 has an earlier `time_next`, ns."),
     required(
         "gap_from",
@@ -256,12 +257,19 @@ message_keys = sa.Table(
     # Not from table_id on: a planner that believes the catalogue empty, as it was when analyzed, would think such an
     # index as good as the key, and would read all rows of the table for one.
     # Each of some rows: a planner that believes there are few would take either index for both searches.
-    *(
-        sa.Index(f"waterclock_message_keys_{name}_idx", *columns, postgresql_where=which, sqlite_where=which)
-        for name, which, columns in (
-            ("turn", sa.text("is_due = 1"), ("is_due", "table_id", "level", "turn")),
-            ("due", sa.text("is_due <> 1"), ("is_due", "table_id", "due_at")),
-        )
+    sa.Index(
+        "waterclock_message_keys_turn_idx", "is_due", "table_id", "level", "turn", sqlite_where=sa.text("is_due = 1")
+    ).ddl_if(callable_=_is_not_postgresql),
+    # PostgreSQL drops conditions that follow from that of the index. With is_due as the first column, it would search
+    # from no place on, and so read the whole index. For a key, it uses no index with this condition.
+    sa.Index(
+        "waterclock_message_keys_next_idx", "table_id", "level", "turn", postgresql_where=sa.text("is_due = 1")
+    ).ddl_if(dialect="postgresql"),
+    sa.Index(
+        "waterclock_message_keys_due_idx",
+        *("is_due", "table_id", "due_at"),
+        postgresql_where=sa.text("is_due <> 1"),
+        sqlite_where=sa.text("is_due <> 1"),
     ),
 )
 """One row for each key and priority with unacked messages or a used rate, in tables with `limit`, `rate` or

@@ -22,7 +22,7 @@ from waterclock.tables.model.purge_place import PurgePlace
 from waterclock.tables.model.schema import PARTITIONED, not_acked
 from waterclock.tables.model.timing.cron import Ticks
 from waterclock.tables.model.timing.lease_length import LeaseLength
-from waterclock.tables.model.timing.sweeps import EndedGroups, Sweeps
+from waterclock.tables.model.timing.sweeps import EndedRows, Sweeps
 
 _DIALECTS: dict[str, TableDialect] = {
     "sqlite": SqliteTables(),
@@ -52,7 +52,9 @@ class TableContext:
     reached: Reached = field(default_factory=Reached)  # the cursor of routing
     turns: KeyTurns = field(default_factory=KeyTurns)  # the progress of routing in a table whose keys take turns
     sweeps: Sweeps = field(default_factory=Sweeps)  # the progress of checks for groups that contradict their messages
-    ended_groups: EndedGroups = field(default_factory=EndedGroups)  # the progress of deleting those
+    ended_rows: EndedRows = field(
+        default_factory=EndedRows
+    )  # the progress of deleting the rows of ended groups or keys
     purge_place: PurgePlace = field(default_factory=PurgePlace)  # the progress of purging
     # Messages and groups that claims skip; new messages of those groups are not routed.
     refused_seqs: PassedBy[int] = field(default_factory=PassedBy[int])

@@ -31,7 +31,7 @@ from waterclock.tables.keys.key_rows import (
     set_times,
     state_of,
 )
-from waterclock.tables.keys.turn_levels import lows_of
+from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED, lows_of
 from waterclock.tables.model.claims.turns import Behind
 from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 
@@ -140,7 +140,7 @@ def _note(
             if one.claim_id is not None:
                 state = state.with_leased(one.time_next, one.seq)
         first = min(one.time_next for one in messages)
-        if row.is_due or first >= row.due_at:
+        if row.is_due in (HAS_TURN, PACED) or (row.is_due == ASLEEP and first >= row.due_at):
             changed |= {place: state} if state != before else {}
         elif first <= now:
             turns[place] = state

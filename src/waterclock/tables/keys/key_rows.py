@@ -3,6 +3,7 @@
 A row stands for the messages of one key and one priority. It waits for its turn, or sleeps. It sleeps until its first
 routed, unacked message may be due, or until the rate of its key allows another message. Claims maintain the rows: they
 postpone a row to the due time of its first message, and delete a row that has no messages and whose rate is not in use.
+On PostgreSQL, such a row stays for some minutes (`TableDialect.keeps_ended`).
 No statement waits for a row's lock.
 
 A row has a time before which none of its routed messages is due (``first_at``). Searches for messages of the key begin
@@ -30,6 +31,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.keys.in_flight import has_claimable
 from waterclock.tables.keys.turn_levels import (
     ASLEEP,
+    ENDED,
     PACED,
     from_low,
     has_turn,
@@ -239,7 +241,11 @@ def place_all(context: TableContext, connection: SqlConnection, states: Mapping[
             gone.append(place)
     give_turns(context, connection, due)
     put_off(context, connection, sleeping)
-    execute_later(connection, *[(_deleting(context), _named(place)) for place in gone])
+    if context.sql.keeps_ended:
+        ended = {place: {"due_at": now, **_times(states[place].asleep(MAX_NS))} for place in gone}
+        _change(context, connection, ended, is_due=ENDED)
+    else:
+        execute_later(connection, *[(_deleting(context), _named(place)) for place in gone])
 
 
 def put_off(context: TableContext, connection: SqlConnection, states: Mapping[Place, KeyState]) -> None:

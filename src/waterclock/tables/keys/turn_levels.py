@@ -24,7 +24,7 @@ from waterclock.tables.databases.postgresql.unrouted_keys import TOGETHER_BITS
 from waterclock.tables.model.claims.bounds import GroupSearch
 from waterclock.time import MIN_NS
 
-ASLEEP, HAS_TURN, PACED = 0, 1, 2  # the values of ``is_due``
+ASLEEP, HAS_TURN, PACED, ENDED = 0, 1, 2, 3  # the values of ``is_due``
 _BEHIND_EVERY_LEVEL = ABOVE_EVERY_PRIORITY + 1  # levels are negated priorities
 
 
@@ -67,6 +67,11 @@ def values_of(turns: GroupSearch, sleeping: GroupSearch) -> dict[str, Any]:
 def has_turn(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a row waits for its turn."""
     return (message_keys.c.table_id == context.table_id) & (message_keys.c.is_due == sa.literal_column(str(HAS_TURN)))
+
+
+def has_ended(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return the condition that a row's key had no messages at its ``due_at``."""
+    return (message_keys.c.table_id == context.table_id) & (message_keys.c.is_due == sa.literal_column(str(ENDED)))
 
 
 def _pairs(name: str, one: str, another: str) -> sa.TableValuedAlias:

@@ -25,7 +25,7 @@ from waterclock.tables.groups.consumers import is_ownerless, release_idle, relea
 from waterclock.tables.groups.group_state import contradicts, has_lost_its_place, lock_free_groups, settle
 from waterclock.tables.messages.claiming.bounded_rows import has_bounds
 from waterclock.tables.messages.rows.process_heartbeat import LASTS
-from waterclock.tables.messages.upkeep.ended_groups import delete_ended, delete_left_over, is_left_over
+from waterclock.tables.messages.upkeep.ended_rows import delete_ended, delete_left_over, is_left_over
 from waterclock.tables.model.claims.bounds import SAVE_EVERY
 from waterclock.time import MAX_NS
 
@@ -50,6 +50,8 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
     ``idle`` says whether the caller found less work than it could do.
     """
     sweeps, every = context.sweeps, context.options.poll_interval
+    if context.sql.keeps_ended and (context.options.groups or context.options.turns_by):
+        delete_ended(context)
     if context.options.groups is None:
         if moments.monotonic_ns() < sweeps.due_at:
             return False
@@ -59,8 +61,6 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
             _save_bounds(context)
             sweeps.due_at = moments.monotonic_ns() + int(SAVE_EVERY * 1_000_000_000)
         return False
-    if context.sql.keeps_ended:
-        delete_ended(context)
     if not sweeps.is_due(idle=idle) or not sweeps.begin():
         return False
     began = moments.monotonic_ns()

@@ -1,4 +1,4 @@
-"""Decides when a table's groups are checked against their messages, and when ended ones are deleted."""
+"""Decides when a table's groups are checked against their messages, and when the rows of ended ones are deleted."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ minutes instead of a ``poll_interval``.
 
 
 ENDED_FOR = 300_000_000_000
-"""How long the row of a group that has ended stays on PostgreSQL, ns. A group that begins again after that is looked up
-among all its earlier versions that an old snapshot shows; the rows of so many groups are stored meanwhile.
+"""How long the row of a group or key that has ended stays on PostgreSQL, ns. One that begins again after that is looked
+up among all its earlier versions that an old snapshot shows; the rows of so many are stored meanwhile.
 """
 
-_DELETE_EVERY = 10_000_000_000  # after how long a process deletes the rows of ended groups again, ns
+_DELETE_EVERY = 10_000_000_000  # after how long a process deletes such rows again, ns
 
 _FIRST_AFTER = 1_000_000_000  # after how long a process checks for the first time, ns, even if it is always busy
 
@@ -73,12 +73,13 @@ class Sweeps:
         self._lock.release()
 
 
-class EndedGroups:
-    """The progress of deleting the rows of groups that ended `ENDED_FOR` ago.
+class EndedRows:
+    """The progress of deleting the rows of groups or keys that ended `ENDED_FOR` ago.
 
     The first search of a process finds all of them, because the process before it may have lived for less than
     `ENDED_FOR`. Each later one begins at the end of the last one, because an index keeps the entries of deleted rows
-    for as long as a transaction holds an old snapshot. Rows that were locked are left to the check of all groups.
+    for as long as a transaction holds an old snapshot. Rows that were locked are left to the check of all groups, or to
+    the next process if they are those of keys.
     """
 
     def __init__(self) -> None:
@@ -91,12 +92,12 @@ class EndedGroups:
         return moments.monotonic_ns() >= self._due_at
 
     def begin(self, now: int) -> tuple[int, int]:
-        """Begin a search; return between which times the groups to delete ended, ns."""
+        """Begin a search; return between which times those ended whose rows to delete, ns."""
         self._due_at = moments.monotonic_ns() + _DELETE_EVERY
         return self._start, now - ENDED_FOR
 
     def end(self, upto: int, *, more: bool) -> None:
-        """Note that those groups are deleted that ended until then, ns, and whether there are more."""
+        """Note that the rows are deleted of those that ended until then, ns, and whether there are more."""
         self._start = upto
         if more:
             self._due_at = 0
