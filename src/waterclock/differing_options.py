@@ -1,4 +1,4 @@
-"""Warns if ``exist_ok=True`` is used with options that differ from those of the existing topic or table."""
+"""Warns if ``exist_ok=True`` is used with options that differ from the existing topic's or table's."""
 
 from __future__ import annotations
 

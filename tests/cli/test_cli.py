@@ -527,7 +527,7 @@ def test_numbers_out_of_range_are_refused_before_anything_is_printed(shell: Shel
         (("read", "t", "--limit", beyond), f"limit must be at most {2**63 - 1}, got {beyond}"),
         (("ledgers", "t", "--start", "-1"), "start must be an integer ≥ 0, got -1"),
         (("ledgers", "t", "--start", beyond), f"start must be at most {2**63 - 1}, got {beyond}"),
-        (("truncate", "t", f"{beyond}:0:0", "--yes"), f"the numbers of before must be from 0 to {2**63 - 1}, got "),
+        (("truncate", "t", f"{beyond}:0:0", "--yes"), f"the numbers in before must be from 0 to {2**63 - 1}, got "),
         (("truncate", "t", "0:0:-1", "--yes"), "position must be ledger:entry:index, for example 3:17:0, got '0:0:-1'"),
     ):
         assert shell("topic", *command, expect=WRONG_USAGE) == ""

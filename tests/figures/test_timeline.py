@@ -266,7 +266,7 @@ def test_the_picture_describes_itself_and_needs_nothing_else() -> None:
 
 
 def test_a_bad_argument_is_an_error_that_names_it() -> None:
-    with pytest.raises(InvalidArgumentError, match="end must be after start 5, got 5"):
+    with pytest.raises(InvalidArgumentError, match=r"'end' must be after 'start' \(5\), got 5"):
         timeline([], [], start=5, end=5)
     with pytest.raises(InvalidArgumentError, match="width must be an integer from 400 to 100000 px, got 399"):
         timeline([], [], width=399)

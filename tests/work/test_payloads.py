@@ -395,9 +395,7 @@ def takes(kind: Any) -> Callable[..., None]:
     ],
 )
 def test_a_handler_of_a_union_whose_members_look_alike_is_refused(kind: Any) -> None:
-    with pytest.raises(
-        wc.InvalidArgumentError, match=r"same payload could be .* or .* Give each a field of its own"
-    ):
+    with pytest.raises(wc.InvalidArgumentError, match=r"same payload could be .* or .* Give each a field of its own"):
         BoundHandler(takes(kind))
 
 

@@ -75,7 +75,7 @@ class AdaptiveBatchLength:
         self._largest = _LARGEST * self._first if most is None else (2 * most * rate + rate - 1) // (2 * _SECOND)
         if self._largest < self._first:
             raise InvalidArgumentError(
-                f"longest must be at least batch_length ({format_duration(self.batch_length)}), got {quoted(longest)}"
+                f"'longest' must be at least batch_length ({format_duration(self.batch_length)}), got {quoted(longest)}"
             )
         self._slow = self._fast = self._idle = 0
         self._too_short = (0, 0)  # the window, ns, that was left last because batches took longer, and their time, ns

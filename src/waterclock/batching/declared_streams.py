@@ -13,7 +13,7 @@ def declared_streams(streams: Iterable[str]) -> list[str]:
     names = stream_names(streams, "streams")
     if not names:
         raise InvalidArgumentError(
-            f"streams must name every stream of the source, got {quoted(streams)}. Pass None if they are not known"
+            f"streams must name all streams of the source, got {quoted(streams)}. If they are unknown, pass None"
         )
     return names
 

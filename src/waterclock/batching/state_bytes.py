@@ -36,9 +36,9 @@ class StateForm(NamedTuple):
         else. Raises `InvalidArgumentError` if they are not bytes.
         """
         if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not check types
-            raise InvalidArgumentError(f"state must be the bytes of {self.name}, got {quoted(data)}")
+            raise InvalidArgumentError(f"state must be bytes that hold {self.name}, got {quoted(data)}")
         if not has_form(self.form, data):
-            raise SchemaError(f"{len(data)} bytes are not {self.name}")
+            raise SchemaError(f"cannot read {len(data)} bytes: they are not {self.name}")
         columns = batches_from_ipc(unframed(self.form, data, self.name))
         facts = (columns[0].schema.metadata or {}).get(self.key)
         if facts is None:

@@ -3,7 +3,7 @@
 pyarrow takes 200 µs to cut a batch of five messages out of columns and write it, nearly all of it call overhead.
 Streams of the same columns differ only in a few places: the facts in the schema's metadata, and the lengths, null
 counts and buffers of the record batch. So pyarrow writes one stream as a template, and this module fills in the numbers
-of each batch. The layout is that of Arrow's IPC format (https://arrow.apache.org/docs/format/Columnar.html).
+of each batch. The layout follows Arrow's IPC format (https://arrow.apache.org/docs/format/Columnar.html).
 """
 
 from __future__ import annotations

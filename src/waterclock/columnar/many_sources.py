@@ -113,7 +113,7 @@ def many_from_cell(cell: bytes | memoryview, record: np.dtype[Any], name: str = 
     numbers = np.frombuffer(source_of.as_buffer(), _NUMBER) if len(source_of.as_buffer()) else np.empty(0, _NUMBER)
     data = written.as_buffer()
     if len(data) != len(numbers) * record.itemsize:
-        raise DamagedError(f"{name} is corrupt: {len(data)} bytes do not hold {len(numbers)} messages")
+        raise DamagedError(f"{name} is corrupt: {len(data)} bytes are not a valid length for {len(numbers)} messages")
     messages = np.frombuffer(data, record) if len(data) else np.empty(0, record)
     if len(messages) and (
         numbers.max() >= len(source_names)

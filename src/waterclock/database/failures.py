@@ -1,7 +1,7 @@
 """Converts errors of drivers and of SQLAlchemy to errors of Waterclock. No other module does this.
 
 Within our transactions, statements fail with SQLAlchemy's errors, which the code in the transaction may handle.
-`Backend` converts errors that leave the transaction, including those of the commit, to a `WaterclockError`. On a
+`Backend` converts errors that leave the transaction, including errors of the commit, to a `WaterclockError`. On a
 caller's connection, errors of our statements are converted, and the caller's own errors are unchanged.
 """
 

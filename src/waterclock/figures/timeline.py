@@ -102,7 +102,7 @@ def _scale(
     first = None if start is None else to_time(start, "start")
     last = None if end is None else to_time(end, "end")
     if first is not None and last is not None and last <= first:
-        raise InvalidArgumentError(f"end must be after start {quoted(start)}, got {quoted(end)}")
+        raise InvalidArgumentError(f"'end' must be after 'start' ({quoted(start)}), got {quoted(end)}")
     if first is None or last is None:
         bounds = time_bounds(batches, rejected)
         if bounds is None:

@@ -99,7 +99,7 @@ class MessageGroups:
         """
         name = to if isinstance(to, str) else getattr(to, "name", None)
         if not isinstance(name, str):
-            raise InvalidArgumentError(f"to must be a message table or its name, got {quoted(to)}")
+            raise InvalidArgumentError(f"'to' must be a message table or its name, got {quoted(to)}")
         _check_count(count)
         target = self._load(name)
         group_moving.check_target(self._context, target)
@@ -119,7 +119,7 @@ class MessageGroups:
     ) -> GroupChange:
         """Append a group's messages to the group ``to`` of the same table, in order."""
         if not isinstance(to, str) or not to or to == self._named(group):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
-            raise InvalidArgumentError(f"to must be the name of another group, got {quoted(to)}")
+            raise InvalidArgumentError(f"'to' must be the name of another group, got {quoted(to)}")
         check_text("to", to)
         _check_count(count)
         return self._run(

@@ -735,9 +735,9 @@ class Topic:
         on_damage: OnDamage,
     ) -> tuple[Position, Position]:
         if start is not None and since is not None:
-            raise InvalidArgumentError(f"since and start must not both be given, got {since!r} and {start!r}")
+            raise InvalidArgumentError(f"'since' and 'start' must not both be given, got {since!r} and {start!r}")
         if stop is not None and until is not None:
-            raise InvalidArgumentError(f"until and stop must not both be given, got {until!r} and {stop!r}")
+            raise InvalidArgumentError(f"'until' and 'stop' must not both be given, got {until!r} and {stop!r}")
         end = self.head
         if until is not None:
             time = self.storage.time(until, "until")

@@ -137,7 +137,7 @@ class Worker:
         self._timeout = None if timeout is None else to_duration(timeout, "timeout", minimum=_SHORTEST_TIMEOUT)
         self._grace = to_duration(grace, "grace")
         if around is not None and not callable(around):
-            raise InvalidArgumentError(f"around must be a context manager, got {quoted(around)}")
+            raise InvalidArgumentError(f"'around' must be a context manager, got {quoted(around)}")
         self._around = around
         self._stop = Stop()
         self._stops_at: float | None = None
@@ -454,7 +454,7 @@ class Worker:
 
 def _children(processes: int, slots: int, recycle_after: int | None, recycle_above: int | None) -> int:
     if type(processes) is not int or processes < 0:
-        raise InvalidArgumentError(f"processes must be an integer of at least 0, got {quoted(processes)}")
+        raise InvalidArgumentError(f"processes must be an integer ≥ 0, got {quoted(processes)}")
     if processes and slots != 1:
         raise InvalidArgumentError(
             f"concurrency must be omitted with processes, got {slots}: a process handles one message at a time. Use"

@@ -300,7 +300,7 @@ def test_a_message_at_the_beginning_of_time_is_not_late() -> None:
         ({"max_lead": "soon"}, "max_lead must be a duration .*, got 'soon'"),
         ({"on_conflict": "merge"}, "on_conflict must be one of split, replace, isolate, keep, got 'merge'"),
         ({"on_conflict": ["split"]}, r"on_conflict must be one of split, replace, isolate, keep, got \['split'\]"),
-        ({"streams": []}, r"streams must name every stream of the source, got \[\]\. Pass None"),
+        ({"streams": []}, r"streams must name all streams of the source, got \[\]\. If they are unknown"),
         (
             {"streams": "temperature"},
             r"streams must be a list of names, got 'temperature'\. Write streams=\['temperature'\]",

@@ -148,5 +148,5 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 def test_a_value_that_is_not_bytes_is_not_a_state(
     batcher: type[EventTimeBatcher] | type[RateAwareBatcher], state: Any
 ) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"state must be the bytes of"):
+    with pytest.raises(InvalidArgumentError, match=r"state must be bytes that hold"):
         batcher.restore(state)

@@ -173,7 +173,7 @@ def test_lengths_stay_between_their_bounds() -> None:
     adaptive = AdaptiveBatchLength("1s", rate=2, longest="2700ms")
     assert adaptive.bounds == (SECOND, 5 * SECOND // 2)
     assert max(lengths_under(adaptive, lambda _: 9 * SECOND)) == 5
-    with pytest.raises(InvalidArgumentError, match="longest must be at least batch_length"):
+    with pytest.raises(InvalidArgumentError, match="'longest' must be at least batch_length"):
         AdaptiveBatchLength("1s", longest="900ms")
 
 

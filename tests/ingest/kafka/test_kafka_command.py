@@ -61,8 +61,8 @@ def test_a_file_says_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("before", "after", "text"),
     [
         ("kafka://one", "http://one", "line 3: kafka.url = 'http://one,two:9093': url must be kafka://HOST"),
-        ('"skip"', '"keep"', "lost must be stop or skip, got 'keep'"),
-        ("07-02", "06-02", "until must be later than start"),
+        ('"skip"', '"keep"', "'lost' must be stop or skip, got 'keep'"),
+        ("07-02", "06-02", "'until' must be later than 'start'"),
         ('"security.protocol"', '"group.id"', "property group.id must be omitted"),
         ('"plant"', '"a/b"', "line 12: subscribe.kafka_topic = 'a/b': kafka_topic must be 1 to 249"),
         ("[[subscribe]]", "[broker]\nurl='mqtt://a'\n[[subscribe]]", "must not both be given"),

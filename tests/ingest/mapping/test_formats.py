@@ -213,7 +213,7 @@ def test_the_first_filter_that_matches_maps_a_topic() -> None:
         ({"format_name": "xml"}, "format must be one of"),
         ({"format_name": "raw", "filter_text": None}, "filter is missing"),
         ({"format_name": "raw", "qos": 2}, "qos must be 0 or 1"),
-        ({"format_name": "raw", "retained": "yes"}, "retained must be"),
+        ({"format_name": "raw", "retained": "yes"}, "'retained' must be"),
         ({"format_name": "raw", "template": "{source}"}, "stream"),
         ({"format_name": "thin-edge", "template": "{source}"}, "template"),
         ({"format_name": "raw", "paths": JsonPaths()}, "format is json"),

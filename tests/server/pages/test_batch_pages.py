@@ -267,7 +267,7 @@ def test_without_a_rule_the_density_is_shown(database: wc.Database, client: Test
     [
         ({"window": "200ms"}, "max_delay is missing"),
         ({"window": "-1s", "max_delay": "1s"}, "window must be"),
-        ({"by": "moon"}, "by must be event_time or rate"),
+        ({"by": "moon"}, "must be event_time or rate"),
         ({"by": "rate", "boundaries": "run,"}, "boundaries must hold non-empty strings, got ''"),
         ({"by": "rate", "batch_length": "0s"}, "batch_length must be"),
         ({"by": "rate", "clocks": "utc"}, "clocks must be one of"),

@@ -96,7 +96,7 @@ def database(tmp_path: Path) -> Iterator[wc.Database]:
         (
             'window = "500ms"',
             'by = "id"\nid_of = "pulse"\nstreams = []',
-            "line 11: batching.streams = []: streams must name every stream of the source",
+            "line 11: batching.streams = []: streams must name all streams of the source",
         ),
         ('max_delay = "400ms"', "max_delay = 400", "line 10: batching.max_delay must be a string, got 400"),
         ('max_delay = "400ms"', "boundaries = [1]", "line 10: batching.boundaries must hold non-empty strings"),

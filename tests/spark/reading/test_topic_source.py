@@ -422,7 +422,7 @@ def test_a_checkpoint_of_a_topic_that_was_removed_and_made_again_is_refused(tmp_
         ({"maxMessagesPerTrigger": "0"}, "maxMessagesPerTrigger must be an integer ≥ 1, got '0'"),
         ({"maxMessagesPerTrigger": "many"}, "maxMessagesPerTrigger must be an integer ≥ 1, got 'many'"),
         ({"failOnDataLoss": "perhaps"}, "failOnDataLoss must be true or false, got 'perhaps'"),
-        ({"columns": "source,source"}, "columns must be different names"),
+        ({"columns": "source,source"}, "columns must not repeat a name"),
         ({"by": "offset_time"}, "by must be one of .* got 'offset_time'"),
     ],
 )

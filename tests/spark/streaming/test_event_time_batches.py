@@ -208,23 +208,23 @@ def test_a_stream_without_micro_batches_that_have_no_data_is_refused(spark: Spar
         ),
         (
             ["source", "stream", "CAST(timestamp_micros(event_time) AS TIMESTAMP_NTZ) AS event_time", "receive_time"],
-            "column 'event_time' has type timestamp_ntz; it must be timestamp, or bigint in nanoseconds",
+            "column 'event_time' must be timestamp, or bigint in nanoseconds since the epoch, got timestamp_ntz",
         ),
         (
             ["source", "stream", "event_time", "CAST(receive_time AS DOUBLE) AS receive_time"],
-            "column 'receive_time' has type double; it must be timestamp, or bigint in nanoseconds since the epoch",
+            "column 'receive_time' must be timestamp, or bigint in nanoseconds since the epoch, got double",
         ),
         (
             ["source", "stream", "current_date AS event_time", "receive_time"],
-            "column 'event_time' has type date; it must",
+            "column 'event_time' must be timestamp, .* got date",
         ),
         (
             ["source", "stream", "null AS event_time", "receive_time"],
-            "column 'event_time' has type void; it must be timestamp, or bigint",
+            "column 'event_time' must be timestamp, or bigint .* got void",
         ),
         (
             ["source", "stream", "event_time", "CAST(receive_time AS DECIMAL(20, 0)) AS receive_time"],
-            r"column 'receive_time' has type decimal\(20,0\); it must be .*. Cast it to BIGINT if it holds nanoseconds",
+            r"column 'receive_time' must be .*, got decimal\(20,0\). Cast it to BIGINT if it holds nanoseconds",
         ),
         (
             ["source", "stream", "stream AS STREAM", "event_time", "receive_time"],
@@ -235,7 +235,7 @@ def test_a_stream_without_micro_batches_that_have_no_data_is_refused(spark: Spar
             "column 'index' must be int as part of the position, got string. If the column means something else, rename"
             " the column",
         ),
-        (["1 AS source", "stream", "event_time", "receive_time"], "column 'source' has type int; it must be string"),
+        (["1 AS source", "stream", "event_time", "receive_time"], "column 'source' must be string, got int"),
     ],
 )
 def test_wrong_columns_are_refused_before_anything_runs(

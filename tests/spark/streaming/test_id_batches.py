@@ -112,7 +112,7 @@ def test_adjoining_replays_of_a_pipeline_give_each_batch_once(
         ),
         (lambda rows, _: id_outcomes(rows.drop("headers"), "pulse"), "df must have a column 'headers' of type map"),
         (lambda rows, _: id_outcomes(rows, F.col("stream")), "or an integer column, got string"),
-        (lambda rows, _: id_outcomes(rows, "pulse", streams=[]), "streams must name every stream"),
+        (lambda rows, _: id_outcomes(rows, "pulse", streams=[]), "streams must name all streams"),
         (lambda _, packed: id_outcomes(packed, "train"), "df was read, got 'train' in this call and 'pulse' in df"),
         (
             lambda _, packed: id_outcomes(packed, F.col("count")),

@@ -105,18 +105,18 @@ BEYOND = 2**63
         (lambda topic: topic.at(BEYOND), f"index must be at most {BEYOND - 1}, got {BEYOND}"),
         (
             lambda topic: topic.index(Position(BEYOND, 0, 0)),
-            f"the numbers of position must be from 0 to {BEYOND - 1}, got ",
+            f"the numbers in position must be from 0 to {BEYOND - 1}, got ",
         ),
         (
             lambda topic: topic.truncate(Position(BEYOND, 0, 0)),
-            f"the numbers of before must be from 0 to {BEYOND - 1}, got",
+            f"the numbers in before must be from 0 to {BEYOND - 1}, got",
         ),
         (
             lambda topic: topic.truncate(Position(0, 0, -1)),
-            f"the numbers of before must be from 0 to {BEYOND - 1}, got ",
+            f"the numbers in before must be from 0 to {BEYOND - 1}, got ",
         ),
-        (lambda topic: list(topic.read(Position(0, BEYOND, 0))), "the numbers of start must be from 0 to "),
-        (lambda topic: topic.subscribe("s").seek(Position(BEYOND, 0, 0)), "the numbers of start must be from 0 to "),
+        (lambda topic: list(topic.read(Position(0, BEYOND, 0))), "the numbers in start must be from 0 to "),
+        (lambda topic: topic.subscribe("s").seek(Position(BEYOND, 0, 0)), "the numbers in start must be from 0 to "),
         (lambda topic: topic.alter(roll_size=2**70), f"roll_size must be at most {BEYOND - 1}, got {2**70}"),
         (lambda topic: topic.compact(file_bytes=BEYOND), f"file_bytes must be at most {BEYOND - 1}, got {BEYOND}"),
     ],

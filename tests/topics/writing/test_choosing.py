@@ -93,7 +93,7 @@ def test_a_value_without_a_source_is_refused(sqlite_topic: Topic, name: str, wro
 
 
 def test_a_column_that_is_chosen_twice_is_refused(sqlite_topic: Topic) -> None:
-    with pytest.raises(InvalidArgumentError, match="columns must be different names, got "):
+    with pytest.raises(InvalidArgumentError, match="columns must not repeat a name, got "):
         sqlite_topic.read_polars(columns=["source", "source"])
 
 

@@ -43,9 +43,9 @@ def test_a_subscription_with_a_wild_clock_in_its_topic_seeks_by_a_time_that_is_n
     assert [batch.column(0).to_pylist() for batch in batches] == [[4], [5]]
     assert clocked_topic.subscribe("late", 4 * hour, by="effective_time").position == Position(3, 0, 0)
     for call in (reader.seek, clocked_topic.find, clocked_topic.subscribe):
-        with pytest.raises(InvalidArgumentError, match=r"by must be one of .* got 'offset_time'"):
+        with pytest.raises(InvalidArgumentError, match=r"'by' must be one of .* got 'offset_time'"):
             call("late", by="offset_time")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InvalidArgumentError, match=r"by must be one of .* got 'offset_time'"):
+    with pytest.raises(InvalidArgumentError, match=r"'by' must be one of .* got 'offset_time'"):
         next(clocked_topic.read(by="offset_time"))
 
 

@@ -90,10 +90,10 @@ class KafkaPlan:
             raise InvalidArgumentError(f"kafka_topic {quoted(twice)} occurs twice")
         check_dead_letters(self.dead_letters, [rule.rule.topic for rule in self.rules])
         if self.lost not in _LOST:
-            raise InvalidArgumentError(f"lost must be stop or skip, got {quoted(self.lost)}")
+            raise InvalidArgumentError(f"'lost' must be stop or skip, got {quoted(self.lost)}")
         if self.until is not None and isinstance(self.start, int) and self.until <= self.start:
             raise InvalidArgumentError(
-                f"until must be later than start ({format_time(self.start)}), got {format_time(self.until)}"
+                f"'until' must be later than 'start' ({format_time(self.start)}), got {format_time(self.until)}"
             )
 
     def open_topics(self, database: Database) -> dict[str, Topic]:

@@ -101,7 +101,7 @@ class FormatRule:
         if qos not in (0, 1):
             raise InvalidArgumentError(f"qos must be 0 or 1, got {qos}: with QoS 2, paho would ack before the append")
         if retained not in ("skip", "take"):
-            raise InvalidArgumentError(f"retained must be skip or take, got {quoted(retained)}")
+            raise InvalidArgumentError(f"'retained' must be skip or take, got {quoted(retained)}")
         if kind in ("thin-edge", "ess") and template is not None:
             raise InvalidArgumentError(
                 f"template must be omitted for the format {kind}, which has its own form of topics"

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-_WANTED = "it must be timestamp, or bigint in nanoseconds since the epoch"
+_WANTED = "must be timestamp, or bigint in nanoseconds since the epoch"
 _MOMENTS = (LongType, IntegerType, ShortType, ByteType, TimestampType)
 
 
@@ -24,11 +24,12 @@ def time_problem(kind: DataType) -> str | None:
     """Return the error of a column of times that has this type; None if it names moments."""
     if isinstance(kind, _MOMENTS):
         return None
+    refused = f"{_WANTED}, got {kind.simpleString()}"
     if isinstance(kind, TimestampNTZType):
-        return f"{_WANTED}. Cast it to TIMESTAMP, which takes its times as those of the session's time zone"
+        return f"{refused}. Cast it to TIMESTAMP, which reads its times in the session's time zone"
     if isinstance(kind, DecimalType):
-        return f"{_WANTED}. Cast it to BIGINT if it holds nanoseconds"
-    return _WANTED
+        return f"{refused}. Cast it to BIGINT if it holds nanoseconds"
+    return refused
 
 
 def is_text(kind: DataType) -> bool:

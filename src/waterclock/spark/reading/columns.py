@@ -51,7 +51,7 @@ def check_columns(given: str | None) -> tuple[str, ...]:
         if name not in known:
             raise InvalidArgumentError(f"columns must be chosen from {', '.join(known)}, got {quoted(name)}")
     if len(set(names)) < len(names):
-        raise InvalidArgumentError(f"columns must be different names, got {quoted(given)}")
+        raise InvalidArgumentError(f"columns must not repeat a name, got {quoted(given)}")
     return names
 
 

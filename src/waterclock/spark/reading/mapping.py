@@ -80,7 +80,7 @@ def as_messages(
     for field in mapped.schema:
         problem = time_problem(field.dataType) if field.name.endswith("_time") else None
         if problem:
-            raise InvalidArgumentError(f"{field.name} has type {field.dataType.simpleString()}; {problem}")
+            raise InvalidArgumentError(f"{field.name} {problem}")
     return mapped
 
 

@@ -46,9 +46,15 @@ def message_columns(df: DataFrame, *further: Column) -> DataFrame:
     found = {name: field for name, field in fields.items() if field is not None}
     for name in (*TEXTS, *TIMES):
         kind = found[name].dataType
-        problem = time_problem(kind) if name in TIMES else None if is_text(kind) else "it must be string"
+        problem = (
+            time_problem(kind)
+            if name in TIMES
+            else None
+            if is_text(kind)
+            else f"must be string, got {kind.simpleString()}"
+        )
         if problem:
-            raise InvalidArgumentError(f"df: column {name!r} has type {kind.simpleString()}; {problem}")
+            raise InvalidArgumentError(f"df: column {name!r} {problem}")
     positioned = all(name in found for name in POSITION)
     for name in POSITION if positioned else ():
         kind = found[name].dataType

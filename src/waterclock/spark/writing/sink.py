@@ -50,7 +50,7 @@ def make_writer(
         )
     for name in filter(types.__contains__, _TIMES):
         if problem := time_problem(types[name]):
-            raise SchemaError(f"column {name!r} has type {types[name].simpleString()}; {problem}")
+            raise SchemaError(f"column {name!r} {problem}")
     return MessageWriter(options, str(options.topic), streaming=streaming)
 
 

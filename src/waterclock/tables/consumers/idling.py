@@ -2,8 +2,8 @@
 
 One of the consumers, the leader, watches. When it finds a message, it passes this role on. The next consumer then
 claims, and becomes the leader if its claim finds nothing. So one message does not wake all consumers, and the database
-gets only as many queries as from one consumer. In a table with exclusive groups, the leader also looks up when each of
-the others must claim next, and wakes those that must claim earlier than they had planned.
+gets only as many queries as from one consumer. In a table with exclusive groups, the leader also looks up when each
+other consumer must claim next, and wakes a consumer that must claim earlier than it had planned.
 """
 
 from __future__ import annotations

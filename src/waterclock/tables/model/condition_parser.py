@@ -1,4 +1,4 @@
-"""Parses conditions by recursive descent. The keywords are those of SQL (ISO/IEC 9075-2, 8 "Predicates").
+"""Parses conditions by recursive descent. The keywords follow SQL (ISO/IEC 9075-2, 8 "Predicates").
 
 condition: term (OR term)*
 term:      factor (AND factor)*

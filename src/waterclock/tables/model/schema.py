@@ -128,7 +128,7 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     for name, kind in (columns or {}).items():
         if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or name in (*_ARGUMENTS, *_UNSEEN):
             raise InvalidArgumentError(
-                f"columns must have valid names that Waterclock does not use, got {quoted(name)}"
+                f"columns must have valid names other than those that Waterclock uses, got {quoted(name)}"
             )
         column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
         if not isinstance(column_type, TypeEngine) and not (

@@ -2,8 +2,8 @@
 
 A state is not a column: it follows from a message's columns, from earlier messages of its group, and from the clock.
 Only `state_of` and `state_of_group` decide it. The tests describe the states (`tests/tables/states/meanings.py`),
-define the transitions (`tests/tables/states/steps.py`), draw the documentation's pictures from both, and exercise all
-verbs.
+define the transitions (`tests/tables/states/steps.py`), draw the documentation's pictures from both, and run every
+operation.
 """
 
 from __future__ import annotations

@@ -139,5 +139,5 @@ def _partly(failures: Mapping[Shard, UnavailableError], missing: list[MessageId]
     named = ", ".join(map(repr, missing[:10])) + (" …" if len(missing) > 10 else "")  # noqa: PLR2004  # a line's worth
     return (
         f"{len(missing)} of {count} messages were not put ({named}), because shards are unavailable ({away})."
-        " Put them again later, under the ids of this error"
+        " Put them again later, with the ids of this error"
     )

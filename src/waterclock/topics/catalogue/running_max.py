@@ -6,9 +6,9 @@ search begins at an earlier ledger, walks from ledger to ledger and finds the sa
 that running maxima may be stale. Afterwards `lower_peaks` lowers them, some in each transaction, from the first
 remaining ledger until they match the ledgers' own bounds.
 
-If `lower_peaks` is killed, the maxima of finished ledgers are correct, and those of later ledgers are still too high.
-The record also names the ledger that was reached. If a maximum before that ledger matches the bounds, maxima after it
-may still be too high.
+If `lower_peaks` is killed, the maxima of finished ledgers are correct, and the maxima of later ledgers are still too
+high. The record also names the ledger that was reached. If a maximum before that ledger matches the bounds, maxima
+after it may still be too high.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Found(NamedTuple):
 def check_by(by: str) -> By:
     """Check the name of a time."""
     if by not in FINDABLE:
-        raise InvalidArgumentError(f"by must be one of {', '.join(FINDABLE)}, got {by!r}")
+        raise InvalidArgumentError(f"'by' must be one of {', '.join(FINDABLE)}, got {by!r}")
     return by
 
 

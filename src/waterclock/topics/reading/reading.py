@@ -107,7 +107,7 @@ def check_columns(columns: Sequence[str] | None) -> list[str]:
         wrong = repr(unknown[0]) if unknown else "[]"
         raise InvalidArgumentError(f"columns must be chosen from {', '.join(POSITIONED_SCHEMA.names)}, got {wrong}")
     if len(set(columns)) < len(columns):  # a table with two columns of one name can hardly be used
-        raise InvalidArgumentError(f"columns must be different names, got {quoted(list(columns))}")
+        raise InvalidArgumentError(f"columns must not repeat a name, got {quoted(list(columns))}")
     return list(columns)
 
 
@@ -121,7 +121,7 @@ def check_position(position: Position, name: str) -> Position:
     if not isinstance(position, Position):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers without a type checker
         raise InvalidArgumentError(f"{name} must be a Position, got {position!r}. Write Position(ledger, entry, index)")
     if not all(0 <= number <= LARGEST_INTEGER for number in position):
-        raise InvalidArgumentError(f"the numbers of {name} must be from 0 to {LARGEST_INTEGER}, got {quoted(position)}")
+        raise InvalidArgumentError(f"the numbers in {name} must be from 0 to {LARGEST_INTEGER}, got {quoted(position)}")
     return position
 
 

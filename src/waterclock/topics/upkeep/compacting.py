@@ -1,7 +1,7 @@
 """Compacts a topic: joins small files of adjacent sealed ledgers without changing a message's position.
 
-A ledger keeps its number, its entries and its bounds; only the file of its messages changes. So positions, which users,
-streams and subscriptions store, stay valid, and searches work as before. If a compaction is killed at any point, no
+A ledger keeps its number, its entries and its bounds; only the file of its messages changes. So positions that users,
+streams and subscriptions have stored stay valid, and searches still work. If a compaction is killed at any point, no
 message is lost or read twice:
 
 1. `_begin` records a pending file of a new name, with an owner and a lease.

@@ -86,7 +86,7 @@ class Caller:
     def _enter_around(self, one: Handling, stack: ExitStack) -> None:
         manager = self._around(one.delivery) if self._around is not None else None
         if not isinstance(manager, AbstractContextManager):
-            raise InvalidArgumentError(f"around must be a synchronous context manager, got {quoted(manager)}")
+            raise InvalidArgumentError(f"'around' must be a synchronous context manager, got {quoted(manager)}")
         stack.enter_context(manager)
 
     async def wait_for(self, one: Handling) -> None:

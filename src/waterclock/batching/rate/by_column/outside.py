@@ -1,6 +1,6 @@
 """Counts messages outside their windows, and finds the clock offsets of batches, for whole columns.
 
-The results equal those of `RateAwareBatcher`.
+The results equal the results of `RateAwareBatcher`.
 """
 
 from __future__ import annotations

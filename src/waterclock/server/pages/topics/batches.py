@@ -141,7 +141,7 @@ def _batched(
         skew = to_duration(given.get("max_skew", "10s"), "max_skew")
         return batches_by_event_time(topic, EventTimeRule.checked(**options), view, skew, sources)
     if by != "rate":
-        raise InvalidArgumentError(f"by must be event_time or rate, got {by!r}")
+        raise InvalidArgumentError(f"'by' must be event_time or rate, got {by!r}")
     timeout: Any = given.get("timeout")
     options = {
         "batch_length": given.get("batch_length", "1s"),

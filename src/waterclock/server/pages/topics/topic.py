@@ -77,7 +77,7 @@ def topic_data(topic: Topic, query: dict[str, str]) -> dict[str, Any]:
     """
     by = check_by(query.get("by", "publish_time"))
     if by not in _TIMES:
-        raise InvalidArgumentError(f"by must be one of {', '.join(_TIMES)}, got {by!r}")
+        raise InvalidArgumentError(f"'by' must be one of {', '.join(_TIMES)}, got {by!r}")
     bounds = topic.bounds
     axis = _axis(topic, bounds, by, query)
     is_zoomed = "since" in query or "until" in query

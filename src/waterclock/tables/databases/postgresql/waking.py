@@ -19,9 +19,9 @@ No message is missed, and no process is blocked:
 - If a writer tried *waiting* before the consumer took it, the writer already held *writing*, and keeps it until its
   transaction ends. The consumer gets *writing* only then. A commit is visible before its locks are released, so the
   consumer's check, which comes later, sees the messages.
-- Writers hold *writing* shared, and consumers hold *waiting* shared. So writers do not block each other, nor do
-  consumers. Two processes that try the same lock at the same moment may both fail. Then a writer notifies once too
-  often, or a consumer tries again.
+- Writers hold *writing* shared, and consumers hold *waiting* shared. So neither writers nor consumers block each other.
+  Two processes that try the same lock at the same moment may both fail. Then a writer notifies once too often, or a
+  consumer tries again.
 - A savepoint that is rolled back releases *writing*, and its rows are gone as well.
 - PostgreSQL merges notifications of one transaction that have the same text.
 """

@@ -31,7 +31,7 @@ def check_target(context: TableContext, target: TableContext) -> None:
     """Raise InvalidArgumentError if a table cannot take the messages."""
     if target.table_id == context.table_id:
         raise InvalidArgumentError(
-            f"to must be a table other than the group's own, got {target.name!r}. To rename a group, use reroute"
+            f"'to' must be a table other than the group's own, got {target.name!r}. To rename a group, use reroute"
         )
     for option in ("id_type", "payload"):
         ours, theirs = getattr(context.options, option), getattr(target.options, option)
