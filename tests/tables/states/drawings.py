@@ -121,32 +121,37 @@ def _meanings(meanings: Mapping[Any, Meaning]) -> str:
 
 def _steps(steps: Sequence[Step[Any]]) -> str:
     rows = ((f"`{step.source}`", f"`{step.target}`", ", ".join(f"`{verb}`" for verb in step.verbs)) for step in steps)
-    return _table(("From", "To", "Verbs"), rows)
+    return _table(("From", "To", "Operations"), rows)
 
 
 def page() -> str:
     """Write the reference page of states."""
     return f"""# States
 
-`python -m tests.tables.states.drawings` generates this page from `tests/tables/states/meanings.py` and
-`tests/tables/states/steps.py`. A test calls every verb, and compares the transitions that occur with those listed here.
+This page lists the states of messages and groups, and the operations that change them. A state is not a column. It
+follows from a message's columns, from the messages before it in its group, and from the database's clock. In the
+tables of states below, several rows may fit a message or a group. The first of these rows is its state.
 
-A state is not a column. It follows from a message's columns, from the messages before it in its group, and from the
-database's clock. In each table, the first row that matches is the state.
+An operation is a method of the message table, of a delivery or a subscription, or of the table's `groups`. It may be
+called on the message or on another message of its group: when a message is acked, the next message changes from
+`blocked` to `ready`. `close` closes a subscription. Two operations are not methods: `time` is the passing of time, and
+`route` places new messages in their groups.
 
-A transition is caused by a verb: a method of the message table, of a delivery or a subscription, or of the table's
-`groups`. The verb may be called on the message or on another message of its group: when a message is acked, the next
-message changes from `blocked` to `ready`. `close` closes a subscription. Two verbs are not methods: `time` is the
-passing of time, and `route` places new messages in their groups. Each claim and each command on groups calls `route`
-first. So a verb changes an `unrouted` group as if `route` had been called before. Plain SQL may cause any transition.
-The SQL statements documented for `put`, `ack` and `reschedule` cause the same transitions as these verbs.
+Each claim and each command on groups calls `route` first. If this changes the state of a group, the page lists two
+transitions: the transition by `route`, and the transition by the operation itself.
+
+Plain SQL may cause any transition. The SQL statements documented for `put`, `ack` and `reschedule` cause the same
+transitions as these methods.
+
+`python -m tests.tables.states.drawings` generates this page. Tests call every operation, and check that exactly the
+transitions listed here occur.
 
 ## Messages
 
 ![The usual states of a message](images/states/message.svg)
 
 {_meanings(MESSAGES)}
-A message that is `ready` may still have to wait. `explain` says so instead:
+A message that is `ready` may still have to wait. Then `explain` returns one of these reasons instead of `ready`:
 
 {_meanings(HOLDS).replace("| State |", "| Reason |", 1)}
 {_steps(MESSAGE_STEPS)}
