@@ -71,14 +71,14 @@ class AdaptiveBatchLength:
                 f"batch_length must span at least one pulse at {rate} Hz, got {quoted(batch_length)}"
             )
         most = None if longest is None else to_duration(longest, "longest", minimum=1)
-        # As many pulses as make, rounded, no more than the longest.
+        # The most pulses whose length, rounded, does not exceed the longest.
         self._largest = _LARGEST * self._first if most is None else (2 * most * rate + rate - 1) // (2 * _SECOND)
         if self._largest < self._first:
             raise InvalidArgumentError(
                 f"'longest' must be at least batch_length ({format_duration(self.batch_length)}), got {quoted(longest)}"
             )
         self._slow = self._fast = self._idle = 0
-        self._too_short = (0, 0)  # the window, ns, that was left last because batches took longer, and their time, ns
+        self._too_short = (0, 0)  # the window (ns) last left because batches took too long, and how long they took (ns)
 
     @property
     def batch_length(self) -> int:

@@ -46,7 +46,7 @@ class StreamClock(NamedTuple):
     """How much longer than that the slowest message of the last such batch took, ns; if a batch has more than 32 of the
     stream, about that many are examined.
     """
-    disorder: int  # how far a message was at most behind an earlier received one of the stream, ns
+    disorder: int  # the farthest that a message was behind one of the stream received before it, ns
 
 
 class _Sample(NamedTuple):

@@ -474,8 +474,9 @@ def _synchronises(
     possible[first] = 1
     furthest = first
     if times[first] <= _plus(begin, silence):
-        # A window that opened earlier may hold the first messages. The next one then opens at one of these, or at the
-        # place to which the first one's window leads, since an earlier window never leads further than a later one.
+        # A window that opened earlier may hold the first messages. The next window then opens at one of these messages,
+        # or at the place to which a window at the first message leads: an earlier window never leads further than a
+        # later one.
         furthest = leads[first]
         possible[first:furthest] = 1
     k = first

@@ -116,7 +116,7 @@ def _set_clock(row: Any, off: int) -> None:
 
 @njit(error_model="numpy")
 def _fit(row: Any) -> None:
-    """Draw the line under the points that is highest two thirds along them."""
+    """Draw the line that lies under all points and is highest two thirds of the way along them."""
     first, stop = FIRST_POINT, FIRST_POINT + 2 * row[KEPT]
     if row[KEPT] < LEAST_POINTS:
         row[DRIFT] = 0

@@ -77,7 +77,7 @@ class RateRule(NamedTuple):
     timeout: int | float
     """Distance of the high-water mark from the window's start at which the window closes, ns, or infinity."""
     factor: Fraction | None  # the timeout in batch lengths, which stays when the length changes; None for no timeout
-    auto: bool = False  # the timeout of each window follows the delays in earlier ones; that of the factor is the least
+    auto: bool = False  # each window's timeout follows the delays in earlier ones; the factor is its minimum
     max_disorder: int = 0
     """How far (ns) a message may be behind an earlier one of its stream and still find its window open."""
 

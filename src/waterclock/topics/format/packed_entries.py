@@ -199,7 +199,7 @@ class _Layout:
         return pa.MapArray.from_arrays(pa.array(offsets), keys, values, mask=pa.array(has == -1))
 
     def _cut(self, ends: _Numbers, sizes: _Numbers) -> pa.Array:
-        """Cut out consecutive pieces with gaps between them: every second one of the pieces and gaps."""
+        """Cut out the pieces from a sequence in which pieces and gaps alternate."""
         if not len(ends):
             return pa.array([], pa.binary())
         offsets = np.empty(2 * len(ends), dtype=np.int32)

@@ -309,7 +309,7 @@ def _imported_files(storage: Storage, connection: sa.Connection, run: Run) -> se
 
 
 def _commit(storage: Storage, pending: Pending, run: Run, file: _CompactedFile) -> int:
-    """Turn the ledgers over to the new file; return how many files are no longer needed."""
+    """Point the ledgers to the new file; return how many files are no longer needed."""
     total_messages = sum(group.messages for groups in file.groups.values() for group in groups)
 
     def replace_files(connection: sa.Connection) -> int:

@@ -106,7 +106,7 @@ def _offers(storage: Storage) -> Iterator[_Offer]:
 
 
 def _beside_holes(storage: Storage) -> Iterator[tuple[str, int]]:
-    """Return the files of the ledgers on both sides of a missing or lost one: it may have shared either file."""
+    """Return the files of the ledgers around a missing or lost one, which may have shared one of these files."""
     statement = sa.select(ledgers.c.ledger, ledgers.c.state, ledgers.c.path, ledgers.c.file_bytes).where(
         ledgers.c.topic_id == storage.topic_id
     )

@@ -189,7 +189,7 @@ def _carry_out_alone(group: Sequence[_Append], error: Exception) -> None:
 
 def _fail_all(group: Sequence[_Append], error: WaterclockError) -> None:
     for each in group:
-        # Each thread raises an error of its own, since raising writes into it.
+        # Each thread raises its own copy, because raising an error changes its traceback.
         own = error if each is group[0] else copy.copy(error)
         own.__cause__ = error.__cause__
         each.finish(error=own)

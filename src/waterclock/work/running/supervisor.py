@@ -100,7 +100,7 @@ class WorkerSupervisor:
             self.threads.replace()
 
     def _pass_on(self, one: Handling) -> None:
-        """Leave a message with a slot whose handler has not begun to other workers."""
+        """Return a message that has a slot, but whose handler has not begun, to the table for other workers."""
         dropped = self._queue.end(one, goes_on=False)
         one.fetcher.put_outcome(one, GIVE_BACK, dropped)
         if self.threads is not None:

@@ -34,7 +34,7 @@ def advance_keys(context: TableContext) -> None:
     marks = bound.needs_mark or any(bounds.needs_mark(UNASSIGNED) for bounds in all_bounds)
     values = {"start": search.low >> TOGETHER_BITS, "marks": marks, **values_of(turns, sleeping)}
     found = context.backend.alone(lambda own: own.execute(_looking(context), values).one(), durable=False)
-    # Not beyond the last message. Without one, all were purged that made the bound advance.
+    # Not beyond the last message. Without a message, all that made the bound advance were purged.
     last = search.known if found.newest is None else max(search.known, found.newest + 1)
     end = last >> TOGETHER_BITS if found.together is None else min(found.together, last >> TOGETHER_BITS)
     bound.found_nothing(search, end << TOGETHER_BITS, Snapshot(found.now, found.oldest, found.mark))

@@ -80,7 +80,7 @@ def highest_of(context: TableContext, who: str, firsts: sa.CTE, below: sa.Column
             *_assigned(context, who),
             groups.c.ready_at.is_not(None),
             groups.c.priority < ranges.c.above,
-            groups.c.priority < below,  # not by LEAST, which passes over NULL
+            groups.c.priority < below,  # not by LEAST, which ignores NULL
             groups.c.priority > ranges.c.beneath,
         )
         .order_by(groups.c.priority.desc())

@@ -32,10 +32,10 @@ ADVANCE_EVERY = 0.1
 """Seconds between two searches that advance the bounds while messages are claimed: each is a round trip."""
 
 _ADVANCE_IN_PAIRS_EVERY = 0.5
-"""The same if each is two searches, in transactions of their own."""
+"""Seconds between two advances if each is two searches, in separate transactions."""
 
 _ADVANCE_IDLE_EVERY = 5.0
-"""The same while none is claimed, once so many searches have followed the last claim that the bounds are behind it."""
+"""Seconds between two advances while nothing is claimed, once the bounds have passed the last claim."""
 
 _SEARCHES = 6
 

@@ -261,7 +261,7 @@ class GroupClaim(ABC):
         return chosen
 
     def _lease_end(self, members: list[_Row]) -> int:
-        # The longest lease of those that go out together.
+        # Messages that go out together all get the longest of their leases.
         sent = max([row.epoch or 0 for row in members])
         lease_length = self._context.lease_length
         return self._now + (lease_length.of(sent, self._swing) if sent else lease_length.shortest)

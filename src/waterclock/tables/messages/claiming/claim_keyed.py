@@ -109,7 +109,7 @@ class _KeyedClaim:
         begun = next_turns(context, connection, count, self._level, wanted.where)
         places = [place for place in begun if place not in self._left and place not in self._passed]
         if not places:
-            # A level has no others, because those that were passed are its last in turn.
+            # The level has no other keys, because skipped keys have the last turns of a level.
             self._level = max((level for _, level in begun.keys() - self._left), default=self._level) + 1
             return len(begun) == count
         ours: dict[str, list[Any]] = {}
@@ -246,7 +246,7 @@ def _has_expired(row: Any) -> bool:
 
 @built_once(maxsize=256)
 def _time(context: TableContext) -> sa.Select[int]:
-    """Select the current time. To an earlier one, what other claims sent since would look like a clock set back."""
+    """Select the current time. To an earlier time, messages that others sent since would seem to be in the future."""
     return sa.select(context.backend.now_sql())
 
 

@@ -57,7 +57,8 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
         advance(context)  # before a claim, which must not fail once it has messages
     marks, bounds = context.marks, bounds_of(context) if is_bounded else _NO_MARKS
     chooses = wanted.where is not None or wanted.order
-    # In steps, a claim from the cursor that gets too few costs more than the few finished messages behind the bound.
+    # In steps, a claim that gets too few messages from the cursor costs more than passing the finished ones behind a
+    # bound.
     cursor = _NO_MARKS if chooses or (bounds and not context.sql.is_bounded) else marks.now()
     claimed = _claim_rows(context, wanted, {**bounds, **cursor})
     if is_bounded and claimed:
@@ -84,7 +85,7 @@ def _look_back(
 ) -> list[Claimed]:
     marks = context.marks
     if claimed:
-        marks.forget()  # the next claim looks from the first message on: these do not wait for a second statement
+        marks.forget()  # the next claim searches from the first message; these messages do not wait for that statement
         return claimed
     marks.look_back()
     if not is_idle(context):

@@ -245,7 +245,7 @@ def looking(
 
 def note_look(context: TableContext, found: Any, search: BoundedSearch) -> None:
     """Note the result of a search for new messages."""
-    # Not beyond the last message. Without one, all were purged that made the bound advance.
+    # Not beyond the last message. Without a message, all that made the bound advance were purged.
     end = min(CHANGED_PLACES, search.known if found.newest is None else max(search.known, found.newest + 1))
     if found.first_place is not None:
         end = min(end, found.first_place)

@@ -115,7 +115,7 @@ def _backing_off_pairs(context: TableContext) -> sa.Update:
 
 
 def _firsts(leased: Iterable[Leased]) -> set[Leased]:
-    """Return the messages that are first of theirs in their groups, and all ungrouped ones."""
+    """Return the first of these messages in each group, and all ungrouped ones."""
     firsts: dict[Any, Leased] = {}
     for one in leased:
         place = one.seq if one.position is None else one.group_id or UNGROUPED

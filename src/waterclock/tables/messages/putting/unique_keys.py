@@ -302,6 +302,6 @@ def _replacing(context: TableContext, *, until_done: bool) -> sa.Update:
     names = (*_CONTENT, *user_column_names(rows))
     content = {name: sa.bindparam(f"new_{name}", type_=rows.c[name].type) for name in names}
     chosen = rows.c.id == sa.bindparam("of", type_=rows.c.id.type)
-    # A consumer with a lapsed lease may still ack late: its message, and not the content from now on.
+    # A consumer with a lapsed lease may still ack late. That ack is for the old content, not for the new.
     times = {"time_scheduled": at, "time_next": at, "claim_id": None}
     return sa.update(rows).where(chosen, not_acked(rows), free).values(**times, **content)
