@@ -20,7 +20,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.upkeep.reconcile import heal, heal_all
 from waterclock.tables.model.claims.bounds import CLOCK_STEP, GroupBounds, ProvenBound
 from waterclock.tables.model.claims.claim import FIRST_SEQ
-from waterclock.tables.model.timing.sweeps import ENDED_FOR
+from waterclock.tables.model.timing.sweeps import ENDED_FOR, WHOLE_EVERY
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that counts buffers
 
@@ -132,6 +132,47 @@ def test_noting_a_group_looks_up_its_newest_version_alone(
     with statements_of(database.backend) as seen:
         table.ack([claimed])
     assert max(buffers(database, text, values) for text, values in seen if "waterclock_groups" in text) < 60
+
+
+@pytest.mark.usefixtures("held")
+def test_a_check_of_groups_passes_over_finished_messages_and_earlier_versions_of_groups(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="exclusive")
+    for _ in range(6):
+        table.put_many([{"payload": "x", "group": group} for group in "ab"] * 25)
+        while claimed := table.receive(25, consumer="x"):
+            table.ack(claimed)
+    assert heal_all(table.context) == 0
+    table.context.reached.saved.checked_whole_at = database.backend.now()
+    assert pages_of_check(table, database) < 150
+    table.context.reached.saved.checked_whole_at = 0
+    assert pages_of_check(table, database) > FINISHED / 2
+    assert pages_of_check(table, database) < 150  # it has just looked everywhere
+
+
+def pages_of_check(table: MessageTable, database: Database) -> int:
+    table.context.sweeps.due_at = 0
+    with statements_of(database.backend) as seen:
+        assert not heal(table.context)
+    return sum(buffers(database, text, values) for text, values in seen if "waterclock_groups" in text)
+
+
+def test_a_message_left_before_the_head_of_its_group_is_found_some_minutes_later(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(groups="sequenced")
+    table.put_many([{"payload": payload, "group": "a"} for payload in ("a1", "a2")])
+    table.ack(table.receive(1))
+    pages_of_check(table, database)
+    with database.backend.engine.begin() as plain:  # what the trigger takes for a statement of ours
+        plain.exec_driver_sql("UPDATE orders SET claim_id = 1 WHERE message = 'a1'")
+        plain.exec_driver_sql("UPDATE orders SET time_acked = NULL, claim_id = NULL WHERE message = 'a1'")
+    pages_of_check(table, database)
+    clock.now += WHOLE_EVERY
+    table.context.sweeps.due_at = 0
+    assert heal(table.context)
+    assert [one.payload for one in table.receive()] == ["a1", "a2"]
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ message_tables = sa.Table(
         LongText,
         doc="Starting points of searches, as JSON: the `seq` of the first message that may need a place in its group,"
         " and for each priority the time of the first group, or message without a group, that may be due; NULL: at"
-        " the start.",
+        " the start. Also when all messages of groups were last checked.",
     ),
     sqlite_autoincrement=True,  # by its id an open table notices that it was dropped and created again
 )

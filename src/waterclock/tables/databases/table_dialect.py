@@ -262,6 +262,15 @@ class TableDialect(ABC):
         """Return the condition that a row belongs to a table, for rows searched by key or read in key order."""
         return column == value
 
+    def some_names(self, value: int, columns: Key, *, begins: bool) -> sa.Select[*tuple[Any, ...]]:
+        """Return the names of ``count`` rows of a table in the order of a key, behind the name bound as ``after``.
+
+        ``begins`` says whether to begin with the first name instead.
+        """
+        behind = sa.true() if begins else columns[1] > sa.bindparam("after", type_=columns[1].type)
+        found = sa.select(columns[1].label("name")).where(columns[0] == value, behind)
+        return found.order_by(columns[1]).limit(sa.bindparam("count", type_=sa.Integer))
+
     def look_up(
         self,
         found: sa.Select[*tuple[Any, ...]],

@@ -289,7 +289,11 @@ def _not_passed(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     New messages go behind the tail. So no scan meets the index entries of acked messages, which a server keeps for as
     long as a transaction holds an old snapshot.
     """
-    return rows.c.position >= sa.func.coalesce(groups.c.head, groups.c.tail)
+    return rows.c.position >= _first_place()
+
+
+def _first_place() -> sa.ColumnElement[int]:
+    return sa.func.coalesce(groups.c.head, groups.c.tail)
 
 
 def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
@@ -312,20 +316,24 @@ def _note_from(context: TableContext, count: int) -> sa.Update:
     return sa.update(groups).where(these_groups(context)).values(_noted(context, from_first=False, firsts=firsts))
 
 
-def contradicts(context: TableContext) -> sa.ColumnElement[bool]:
-    """Return the condition that settling would change when and to which consumer a group goes."""
-    noted = _noted(context, from_first=True)
+def contradicts(context: TableContext, *, whole: bool) -> sa.ColumnElement[bool]:
+    """Return the condition that settling would change when and to which consumer a group goes.
+
+    ``whole`` says whether to look for unacked messages before the group's head, too, and for those without a position:
+    this reads the entries of all finished messages that an old snapshot shows.
+    """
+    noted = _noted(context, from_first=False)
     deciding = [name for name in ("head", "next_position", "ready_at", "idle_since") if name in noted]
     known: dict[str, Any] = {name: groups.c[name] for name in deciding}
     now = context.backend.now_sql()
     known["ready_at"] = sa.case((groups.c.ready_at < now, now), else_=groups.c.ready_at)
     wrong = [known[name].is_distinct_from(noted[name]) for name in deciding]
-    rows = context.rows
-    lost = sa.exists().where(
-        rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), has_lost_its_place(context)
-    )
-    wrong += [_has_held_first(context), lost]
-    return sa.or_(*wrong, has_to_end())
+    wrong += [_has_held_first(context), has_to_end()]
+    if whole:
+        rows = context.rows
+        its = sa.exists().where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None))
+        wrong += [its.where(rows.c.position < _first_place()), its.where(has_lost_its_place(context))]
+    return sa.or_(*wrong)
 
 
 def has_lost_its_place(context: TableContext) -> sa.ColumnElement[bool]:

@@ -44,6 +44,28 @@ def has_key(table: sa.Table, value: int, columns: Key, wanted: sa.FromClause) ->
     return at == sa.any_(sa.func.array(places.scalar_subquery()))
 
 
+def names_downward(value: int, columns: Key, *, begins: bool) -> sa.Select[*tuple[Any, ...]]:
+    """Return the names of ``count`` rows below the one bound as ``after``, from the greatest name down.
+
+    Each step begins below a name, so it finds the newest version of the next row. A scan would read all versions.
+    """
+
+    def next_one(nth: sa.ColumnElement[int], *which: Callable[[Any], sa.ColumnElement[bool]]) -> sa.Select[Any, int]:
+        one = columns[0].table.alias("one")
+        name = one.c[columns[1].name]
+        its = of_table(one.c[columns[0].name], value), *(each(name) for each in which)
+        found = sa.select(name.label("name"), nth.label("nth"))
+        return found.where(*its).order_by(name.desc()).limit(_ONE).correlate_except(one)
+
+    after = sa.bindparam("after", type_=columns[1].type)
+    greatest = next_one(_ONE) if begins else next_one(_ONE, lambda name: name < after)
+    walk = sa.select(greatest.subquery("greatest")).cte("walk", recursive=True)
+    lower = next_one(walk.c.nth + _ONE, lambda name: name < walk.c.name).lateral("lower")
+    following = sa.select(lower).select_from(sa.join(walk, lower, sa.true()))
+    walk = walk.union_all(following.where(walk.c.nth < sa.bindparam("count", type_=sa.Integer)))
+    return sa.select(walk.c.name)
+
+
 def place_in(table: sa.FromClause) -> sa.ColumnElement[Any]:
     """Return the place of a version of a row."""
     assert isinstance(table, sa.Table)  # noqa: S101  # of the catalogue

@@ -32,7 +32,14 @@ from waterclock.tables.databases.postgresql.claiming_without_groups import (
 )
 from waterclock.tables.databases.postgresql.inserting import insert_fresh, insert_unknown
 from waterclock.tables.databases.postgresql.listening_connection import CHANNEL
-from waterclock.tables.databases.postgresql.newest_versions import has_key, look_up, newest_of_each, of_table, place_in
+from waterclock.tables.databases.postgresql.newest_versions import (
+    has_key,
+    look_up,
+    names_downward,
+    newest_of_each,
+    of_table,
+    place_in,
+)
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
 from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED, SEQS_TOGETHER_SQL, seqs_together
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
@@ -101,7 +108,7 @@ _GROUP_TRIGGERS = (
         RETURN NEW;
     END $$""",
     """
-    CREATE TRIGGER %(moved)s BEFORE UPDATE OF time_next, time_acked, group_id, priority ON %(table)s
+    CREATE TRIGGER %(moved)s BEFORE UPDATE OF time_next, time_acked, group_id, priority, position ON %(table)s
     FOR EACH ROW WHEN (
         NEW.routed = 1 AND OLD.routed = 1
         AND NEW.claim_id IS NOT DISTINCT FROM OLD.claim_id AND NEW.ack_held_at IS NOT DISTINCT FROM OLD.ack_held_at
@@ -274,6 +281,10 @@ class PostgresqlTables(TableDialect):
     def of_table(self, column: sa.ColumnElement[int], value: Any) -> sa.ColumnElement[bool]:
         """Return the condition in the form of the index of keys."""
         return of_table(column, value)
+
+    def some_names(self, value: int, columns: Key, *, begins: bool) -> sa.Select[*tuple[Any, ...]]:
+        """Walk downward, from the newest version of a row to that of the next."""
+        return names_downward(value, columns, begins=begins)
 
     def look_up(
         self,

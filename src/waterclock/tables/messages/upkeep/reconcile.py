@@ -4,6 +4,9 @@ Every operation on messages updates their groups in the same transaction, and a 
 the next claim. But no trigger marks rows that plain SQL deleted, owners whose rows are gone, or our own bugs. So
 consumers check the groups of a table once every ``poll_interval``. The check only reads; its findings are verified
 under the groups' locks before anything is changed.
+
+A check looks at messages from the head of each group on. On PostgreSQL, only every `WHOLE_EVERY` one also looks for
+messages that were left behind before the head, because it reads all finished messages that an old snapshot shows.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from waterclock.tables.messages.claiming.bounded_rows import has_bounds
 from waterclock.tables.messages.rows.process_heartbeat import LASTS
 from waterclock.tables.messages.upkeep.ended_rows import delete_ended, delete_left_over, is_left_over
 from waterclock.tables.model.claims.bounds import SAVE_EVERY
+from waterclock.tables.model.timing.sweeps import WHOLE_EVERY
 from waterclock.time import MAX_NS
 
 _LOOKED_AT_ONCE = 2000  # groups that one statement checks, so that none takes long
@@ -37,6 +41,15 @@ _SAVING = (
     sa.update(message_tables)
     .where(message_tables.c.table_id.in_(_FREE.with_for_update(skip_locked=True)))
     .values(bounds=sa.bindparam("text"))
+)
+
+_KEY = groups.c.table_id, groups.c.group_id
+_PROCESSES = (
+    sa.select(sa.func.count())
+    .select_from(heartbeats)
+    .where(
+        heartbeats.c.table_id == sa.bindparam("table"), heartbeats.c.beat_at > sa.bindparam("beat", type_=sa.BigInteger)
+    )
 )
 
 _log = logging.getLogger(__name__)
@@ -67,8 +80,7 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
     try:
         if context.reached.saved.is_due():
             _save_bounds(context)
-        last, found, processes = _look(context, sweeps.after)
-        healed = context.backend.transact(lambda own: settle_wrong(context, own, found), indexed=True) if found else 0
+        last, healed, processes = _check_some(context)
     except BaseException as error:
         sweeps.give_up(every)
         if not isinstance(error, Exception):
@@ -78,6 +90,21 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
         return False
     sweeps.end(last, moments.monotonic_ns() - began, processes, every)
     return bool(healed)
+
+
+def _check_some(context: TableContext) -> tuple[str | None, int, int]:
+    """Check the next groups of a round.
+
+    Returns the last of them if there may be more, how many were settled, and how many processes check.
+    """
+    sweeps, saved, backend = context.sweeps, context.reached.saved, context.backend
+    if context.sql.is_bounded and sweeps.after is None:
+        sweeps.is_whole = not 0 <= backend.now_about() - saved.checked_whole_at < WHOLE_EVERY
+    last, found, processes = _look(context, sweeps.after, whole=sweeps.is_whole)
+    healed = backend.transact(lambda own: settle_wrong(context, own, found), indexed=True) if found else 0
+    if context.sql.is_bounded and sweeps.is_whole and last is None:
+        saved.checked_whole_at = backend.now_about()
+    return last, healed, processes
 
 
 def _save_bounds(context: TableContext) -> None:
@@ -107,7 +134,7 @@ def heal_all(context: TableContext) -> int:
             healed += dead
     last: str | None = None
     while True:
-        last, found, _ = _look(context, last)
+        last, found, _ = _look(context, last, whole=True)
         if found:
             healed += context.backend.transact(lambda own, found=found: settle_wrong(context, own, found), indexed=True)
         if last is None:
@@ -126,7 +153,7 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
     locked = lock_free_groups(context, connection, names)
     if context.sql.keeps_ended:
         delete_left_over(context, connection, locked)
-    wrong = list(connection.scalars(_wrong_of(context), {"groups": locked})) if locked else []
+    wrong = list(connection.scalars(_wrong_of(context, whole=True), {"groups": locked})) if locked else []
     if not wrong:
         return 0
     if context.options.groups == "exclusive":
@@ -139,50 +166,26 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
     return len(wrong)
 
 
-def _look(context: TableContext, after: str | None) -> tuple[str | None, list[str], int]:
-    """Return the last of the next groups if there may be more, the wrong ones, and how many processes check."""
+def _look(context: TableContext, after: str | None, *, whole: bool) -> tuple[str | None, list[str], int]:
+    """Return the last of the next groups if there may be more, the wrong ones, and how many processes check.
+
+    ``whole`` is as in `contradicts`.
+    """
     with context.backend.snapshot(indexed=True) as connection:
-        bounds = {"after": after, "count": _LOOKED_AT_ONCE, "beat": context.backend.now(connection) - LASTS}
-        count, upto, processes = connection.execute(_piece(context, begins=after is None), bounds).one()
-        if not count:
+        its = {"after": after, "count": _LOOKED_AT_ONCE}
+        names = list(connection.scalars(_some_groups(context, begins=after is None), its))
+        processes = connection.execute(
+            _PROCESSES, {"table": context.table_id, "beat": context.backend.now(connection) - LASTS}
+        ).scalar_one()
+        if not names:
             return None, [], processes
-        found = connection.scalars(_wrong(context, begins=after is None), {"after": after, "upto": upto})
-        return (upto if count == _LOOKED_AT_ONCE else None), list(found), processes
-
-
-def _behind(context: TableContext, *, begins: bool) -> sa.ColumnElement[bool]:
-    its = context.sql.of_table(groups.c.table_id, context.table_id)
-    return its if begins else its & (groups.c.group_id > sa.bindparam("after", type_=groups.c.group_id.type))
+        found = connection.scalars(_wrong_of(context, whole=whole), {"groups": names})
+        return (names[-1] if len(names) == _LOOKED_AT_ONCE else None), list(found), processes
 
 
 @built_once(maxsize=256)
-def _piece(context: TableContext, *, begins: bool) -> sa.Select[Any, Any, Any]:
-    piece = (
-        sa.select(groups.c.group_id)
-        .where(_behind(context, begins=begins))
-        .order_by(groups.c.group_id)
-        .limit(sa.bindparam("count"))
-        .subquery()
-    )
-    beat = heartbeats.c.beat_at > sa.bindparam("beat", type_=sa.BigInteger)
-    processes = (
-        sa.select(sa.func.count())
-        .select_from(heartbeats)
-        .where(heartbeats.c.table_id == context.table_id, beat)
-        .scalar_subquery()
-    )
-    return sa.select(sa.func.count(), sa.func.max(piece.c.group_id), processes).select_from(piece)
-
-
-def _is_wrong(context: TableContext) -> sa.ColumnElement[bool]:
-    wrong = contradicts(context) | is_left_over(context) if context.sql.keeps_ended else contradicts(context)
-    return wrong | is_ownerless() if context.options.groups == "exclusive" else wrong
-
-
-@built_once(maxsize=256)
-def _wrong(context: TableContext, *, begins: bool) -> sa.Select[Any]:
-    upto = groups.c.group_id <= sa.bindparam("upto", type_=groups.c.group_id.type)
-    return sa.select(groups.c.group_id).where(_behind(context, begins=begins), upto, _is_wrong(context))
+def _some_groups(context: TableContext, *, begins: bool) -> sa.Select[Any]:
+    return context.sql.some_names(context.table_id, _KEY, begins=begins)
 
 
 @built_once(maxsize=256)
@@ -205,6 +208,11 @@ def _routing_anew(context: TableContext) -> sa.Update:
 
 
 @built_once(maxsize=256)
-def _wrong_of(context: TableContext) -> sa.Select[Any]:
-    these = context.sql.any_key(groups, context.table_id, (groups.c.table_id, groups.c.group_id), "groups")
-    return sa.select(groups.c.group_id).where(these, _is_wrong(context))
+def _wrong_of(context: TableContext, *, whole: bool) -> sa.Select[Any]:
+    wrong = contradicts(context, whole=whole)
+    if context.sql.keeps_ended:
+        wrong |= is_left_over(context)
+    if context.options.groups == "exclusive":
+        wrong |= is_ownerless()
+    these = context.sql.any_key(groups, context.table_id, _KEY, "groups")
+    return sa.select(groups.c.group_id).where(these, wrong)

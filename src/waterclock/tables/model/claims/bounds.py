@@ -228,6 +228,8 @@ class SavedBounds:
     def __init__(self, text: str | None) -> None:
         self._text = text
         self._looked_at = moments.monotonic()
+        # When all messages of groups were last checked, by the database's clock, ns.
+        self.checked_whole_at: int = json.loads(text or "{}").get("checked_whole_at", 0)
 
     def is_due(self) -> bool:
         """Return whether they may be written again."""
@@ -250,6 +252,8 @@ class SavedBounds:
             used.append(routed)
         if values:
             values["checked"] = min(bound.checked for bound in used)
+        if self.checked_whole_at:
+            values["checked_whole_at"] = self.checked_whole_at
         text = json.dumps(values)
         return None if text == (self._text or "{}") else text
 

@@ -12,6 +12,9 @@ SWEEP_SHARE = 50
 minutes instead of a ``poll_interval``.
 """
 
+WHOLE_EVERY = 600_000_000_000
+"""How often a process on PostgreSQL checks groups for messages before their heads, ns: such a check reads the entries
+of all finished messages that an old snapshot shows."""
 
 ENDED_FOR = 300_000_000_000
 """How long the row of a group or key that has ended stays on PostgreSQL, ns. One that begins again after that is looked
@@ -28,6 +31,7 @@ class Sweeps:
 
     def __init__(self) -> None:
         self.due_at = moments.monotonic_ns() + _FIRST_AFTER  # when the next chunk is due, in ns of the monotonic clock
+        self.is_whole = True  # whether this round looks for messages before the heads of groups, too
         self._has_looked = False
         self._began_at = 0
         self._after: str | None = None
