@@ -17,9 +17,11 @@ from waterclock.tables.databases import claiming_rows
 from waterclock.tables.groups.consumers import renew
 from waterclock.tables.groups.group_state import lock_groups
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.finishing import expiring, extending
 from waterclock.tables.messages.upkeep.reconcile import heal, heal_all
 from waterclock.tables.model.claims.bounds import CLOCK_STEP, GroupBounds, ProvenBound
 from waterclock.tables.model.claims.claim import FIRST_SEQ
+from waterclock.tables.model.schema import CANCELLED
 from waterclock.tables.model.timing.sweeps import ENDED_FOR, WHOLE_EVERY
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that counts buffers
@@ -156,6 +158,47 @@ def pages_of_check(table: MessageTable, database: Database) -> int:
     with statements_of(database.backend) as seen:
         assert not heal(table.context)
     return sum(buffers(database, text, values) for text, values in seen if "waterclock_groups" in text)
+
+
+@pytest.mark.usefixtures("held")
+def test_a_heartbeat_passes_over_finished_messages_of_a_group(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="exclusive")
+    table.put_many([{"payload": "x", "group": "a"}] * 300)
+    table.ack(table.receive(298, consumer="x"))
+    leased = [one.leased for one in table.receive(2, consumer="x")]
+    hour = 3_600_000_000_000
+    with statements_of(database.backend, "orders") as seen:
+        held = database.backend.transact_within(1, lambda own: extending.extend_all(table.context, own, leased, hour))
+    assert len(held) == 2
+    assert max(buffers(database, text, values) for text, values in seen) < 100
+
+
+@pytest.mark.usefixtures("held")
+def test_a_search_for_expired_messages_passes_over_those_acked_in_time(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table()
+    second = 1_000_000_000
+    table.put_many([{"payload": "acked", "expires_at": clock.now + second}] * 300)
+    table.ack(table.receive(300))
+    clock.move("1h")
+    assert pages_of_expiry(table, database) > 300
+    table.put_many([{"payload": "expires", "expires_at": clock.now + each * second} for each in (1, 2)])
+    table.put("is cancelled", id=7_000_000, delay="1h")
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET expires_at = :never WHERE id = 7000000"), {"never": CANCELLED})
+    clock.move("3s")
+    assert pages_of_expiry(table, database) < 30
+    assert table.stats().expired == 2
+    assert table.stats().cancelled == 1
+
+
+def pages_of_expiry(table: MessageTable, database: Database) -> int:
+    with statements_of(database.backend, "orders") as seen:
+        expiring.expire_some(table.context)
+    return sum(buffers(database, text, values) for text, values in seen if "LIMIT" in text)
 
 
 def test_a_message_left_before_the_head_of_its_group_is_found_some_minutes_later(

@@ -22,7 +22,7 @@ from waterclock.tables.model.purge_place import PurgePlace
 from waterclock.tables.model.schema import PARTITIONED, not_acked
 from waterclock.tables.model.timing.cron import Ticks
 from waterclock.tables.model.timing.lease_length import LeaseLength
-from waterclock.tables.model.timing.sweeps import EndedRows, Sweeps
+from waterclock.tables.model.timing.sweeps import EndedRows, ExpiredPlace, Sweeps
 
 _DIALECTS: dict[str, TableDialect] = {
     "sqlite": SqliteTables(),
@@ -55,6 +55,7 @@ class TableContext:
     ended_rows: EndedRows = field(
         default_factory=EndedRows
     )  # the progress of deleting the rows of ended groups or keys
+    expired_place: ExpiredPlace = field(default_factory=ExpiredPlace)  # from when on expired messages are searched
     purge_place: PurgePlace = field(default_factory=PurgePlace)  # the progress of purging
     # Messages and groups that claims skip; new messages of those groups are not routed.
     refused_seqs: PassedBy[int] = field(default_factory=PassedBy[int])

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
+from waterclock.errors import WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.group_state import UNGROUPED, lock_free_groups, settle
 from waterclock.tables.groups.routing import route
@@ -25,13 +26,19 @@ from waterclock.tables.messages.rows.refused_rows import pass_by_refused
 from waterclock.tables.model.claims.claim import Leased
 from waterclock.tables.model.claims.epochs import uncounted_sql
 from waterclock.tables.model.schema import is_expired, not_acked
-from waterclock.time import MIN_NS
+from waterclock.time import MAX_NS, MIN_NS
 
 _log = logging.getLogger(__name__)
 
 REASON = "expired"  # the reason in the dead-letter table
 AT_ONCE = 500  # maximum messages that one statement examines, and that one transaction of a purge removes
 _PIECES = 10  # how often a consumer purges between claims, so that due messages wait little for it
+_COMMITTED_WITHIN = 1_000_000_000
+"""How long a transaction may take that puts messages which expire at once, ns: those of a longer one are found by the
+next search from the first message on."""
+_LONG = 86_400_000_000_000
+"""Each search looks for messages that expired longer ago, ns: plain SQL may set any time, and cancelled ones have the
+first. Messages that were acked so long ago have entries only while a snapshot is as old."""
 
 
 def expire(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> int:
@@ -94,15 +101,37 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
     Messages locked elsewhere are left to the next call, and so are all if their dead-letter table is missing. Messages
     that the database refuses to remove stay, and are reported as in `purge_some`.
 
-    ``pieces`` is how many times `AT_ONCE` messages to examine; None: all.
+    ``pieces`` is how many times `AT_ONCE` messages to examine, from the `ExpiredPlace` on; None: all messages.
     """
-    removed, refused = 0, None
-    after = {"after": MIN_NS, "seq": 0}
+    now = context.backend.now_about() - _COMMITTED_WITHIN
+    start = MIN_NS if pieces is None else context.expired_place.begin()
+    earlier, refused = 0, None
+    if start > MIN_NS:
+        earlier, refused, _ = _expire_between(context, MIN_NS, now - _LONG, pieces)
+    removed, refusal, upto = _expire_between(context, start, MAX_NS, pieces)
+    if upto is not None:
+        context.expired_place.end(min(upto, now))
+    refused = refused or refusal
+    if refused is not None and context.purge_place.tells("expired"):
+        _log.warning("cannot remove some expired messages of table %r: %s", context.name, refused)
+    return earlier + removed
+
+
+def _expire_between(
+    context: TableContext, first: int, last: int, pieces: int | None
+) -> tuple[int, WaterclockError | None, int | None]:
+    """Remove messages that expired from ``first`` to ``last``.
+
+    Returns how many, why the database refuses to remove others, and up to when none is left; None: unknown.
+    """
+    removed, refused, upto = 0, None, None
+    has_all = True
+    after = {"after": first, "seq": 0}
     for _ in count() if pieces is None else range(pieces):
         # On SQLite, do not take the write lock if nothing has expired.
         with context.backend.snapshot(indexed=True) as connection:
-            found = connection.execute(_expired(context), {**after, "count": AT_ONCE}).all()
-        if not found or (context.options.on_expired == "dead_letter" and not may_bury(context)):
+            found = connection.execute(_expired(context), {**after, "last": last, "count": AT_ONCE}).all()
+        if found and context.options.on_expired == "dead_letter" and not may_bury(context):
             break
         if context.options.groups and any(row.routed != 1 for row in found):
             context.backend.transact(lambda own: route(context, own), indexed=True)
@@ -110,13 +139,14 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
             [row.seq for row in found],
             lambda part: context.backend.transact(lambda own: _expire_these(context, own, part), indexed=True),
         )
-        removed, refused = removed + done, refusal or refused
-        if len(found) < AT_ONCE:
+        removed, refused, has_all = removed + done, refusal or refused, has_all and done == len(found)
+        is_last = len(found) < AT_ONCE
+        if has_all:
+            upto = last if is_last else found[-1].expires_at
+        if is_last:
             break
         after = {"after": found[-1].expires_at, "seq": found[-1].seq}
-    if refused is not None and context.purge_place.tells("expired"):
-        _log.warning("cannot remove some expired messages of table %r: %s", context.name, refused)
-    return removed
+    return removed, refused, upto
 
 
 def _expire_these(context: TableContext, connection: SqlConnection, seqs: Sequence[int]) -> int:
@@ -163,6 +193,7 @@ def _expired(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
         .where(
             rows.c.time_acked.is_(None),
             rows.c.expires_at <= now,
+            rows.c.expires_at <= sa.bindparam("last", type_=sa.BigInteger),
             rows.c.expires_at >= after,
             sa.or_(rows.c.expires_at > after, rows.c.seq > seq),
             is_expired(rows, now),

@@ -10,10 +10,11 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from waterclock.database.driver_fast_path import Asked, execute_all, execute_later
 from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.group_state import UNGROUPED, is_out, settle
+from waterclock.tables.groups.group_state import UNGROUPED, is_out, settle, these_groups
 from waterclock.tables.messages.finishing.acking import FARTHEST, is_leased, is_one_update
 from waterclock.tables.messages.rows.locking import lock_free_rows, lock_groups_of, locking_rows
 from waterclock.tables.model.claims.claim import Held, Leased
@@ -98,7 +99,8 @@ def _extend_groups(context: TableContext, connection: SqlConnection, leased: Seq
     until = ours[0].now + duration
     # By the leases: plain SQL may have moved a message into a group that is not locked.
     names = {claims[row.seq, row.claim_id] for row in ours}
-    seqs = {row.seq for row in ours} | {row.seq for found in others for row in found if row.group_id in names}
+    seqs = {row.seq for row in ours}
+    seqs |= {row.seq for found in others for row in found if row.claim_id is not None and row.group_id in names}
     if context.options.groups == "exclusive":
         for consumer in sorted({row.consumer or "" for row in ours}):
             consumers.renew(context, connection, consumer, until)
@@ -106,22 +108,26 @@ def _extend_groups(context: TableContext, connection: SqlConnection, leased: Seq
     settle(context, connection, [name or UNGROUPED for name in names])
 
 
-def _unlocked(context: TableContext, which: sa.ColumnElement[bool]) -> sa.Select[*tuple[Any, ...]]:
+@built_once(maxsize=256)
+def _unlocked_claimed(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Return the statement that locks the leased ones of the messages bound as ``seqs``."""
     rows = context.rows
-    columns = rows.c.seq, rows.c.claim_id, rows.c.group_id, rows.c.consumer, context.backend.now_sql().label("now")
+    columns = rows.c.seq, rows.c.claim_id, rows.c.consumer, context.backend.now_sql().label("now")
+    which = context.unacked() & rows.c.claim_id.is_not(None)
     return sa.select(*columns).where(which).with_for_update(skip_locked=True)
 
 
 @built_once(maxsize=256)
-def _unlocked_claimed(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    """Return the statement that locks the leased ones of the messages bound as ``seqs``."""
-    return _unlocked(context, context.unacked() & context.rows.c.claim_id.is_not(None))
-
-
-@built_once(maxsize=256)
 def _unlocked_out(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    """Return the statement that locks all leased messages of the groups bound as ``groups``."""
-    return _unlocked(context, context.sql.any_of(context.rows.c.group_id, "groups") & is_out(context.rows))
+    """Return the statement that locks the leased messages of the groups bound as ``groups``; some may have no claim.
+
+    The transaction has locked the groups. The search begins at their heads, because an index keeps the entries of acked
+    messages for as long as a transaction holds an old snapshot.
+    """
+    rows = context.rows
+    belongs = sa.and_(rows.c.group_id == groups.c.group_id, rows.c.position >= groups.c.head, is_out(rows))
+    columns = rows.c.seq, rows.c.group_id, rows.c.claim_id
+    return context.sql.of_each(groups, columns, belongs, rows.c.position, these_groups(context), skip_locked=True)
 
 
 @built_once(maxsize=256)

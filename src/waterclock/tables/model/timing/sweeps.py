@@ -1,4 +1,4 @@
-"""Decides when a table's groups are checked against their messages, and when the rows of ended ones are deleted."""
+"""Decides when groups are checked against their messages, and when ended rows and expired messages are searched."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ minutes instead of a ``poll_interval``.
 """
 
 WHOLE_EVERY = 600_000_000_000
-"""How often a process on PostgreSQL checks groups for messages before their heads, ns: such a check reads the entries
-of all finished messages that an old snapshot shows."""
+"""How often a process searches for expired messages from the first one on, and on PostgreSQL for messages before the
+heads of their groups, ns: these read the entries of all finished messages that an old snapshot shows."""
 
 ENDED_FOR = 300_000_000_000
 """How long the row of a group or key that has ended stays on PostgreSQL, ns. One that begins again after that is looked
@@ -75,6 +75,31 @@ class Sweeps:
         self._has_looked = True
         self.due_at = moments.monotonic_ns() + every
         self._lock.release()
+
+
+class ExpiredPlace:
+    """The time from which a subscription searches for expired messages.
+
+    While a transaction holds an old snapshot, an index keeps the entries of messages that were acked before they
+    expired. So a search begins at the end of the last one, and only every `WHOLE_EVERY` at the first message: that one
+    finds messages that were put when their time was over, or that a consumer had. Claims find these, too.
+    """
+
+    def __init__(self) -> None:
+        self._whole_at = 0
+        self._start = MIN_NS
+
+    def begin(self) -> int:
+        """Begin a search; return when the messages to look for expired at the earliest, ns."""
+        now = moments.monotonic_ns()
+        if now < self._whole_at:
+            return self._start
+        self._whole_at = now + WHOLE_EVERY
+        return MIN_NS
+
+    def end(self, upto: int) -> None:
+        """Note that no message is left that expired until then, ns."""
+        self._start = upto
 
 
 class EndedRows:
