@@ -59,7 +59,7 @@ COMMENTS = {
     r"^INSERT INTO waterclock_groups": "Inserts rows for new groups.",
     r"position=pairs\.number": "The new positions follow the group's last position, in the order of insertion.",
     r"^    head=|^SET head=": "The group's first unacked message, and the columns that depend on it.",
-    r"^ +next_position=": "Where the next claim begins.",
+    r"^ +next_position=": "The position at which the next claim begins.",
     r"^ +ready_at=\(": "When the group next has a message to deliver.",
     r"^DELETE FROM waterclock_groups": "A group without messages ends, unless it has an owner or is paused or pinned.",
     r"ended_at=": "The group's row is deleted some minutes later, unless the group gets messages.",
