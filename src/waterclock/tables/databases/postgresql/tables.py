@@ -54,7 +54,8 @@ _COLUMNS = sa.text(
     "SELECT CAST(attname AS text) FROM pg_attribute"
     " WHERE attrelid = to_regclass(:quoted) AND attnum > 0 AND NOT attisdropped"
 ).columns(sa.column("attname", sa.Text))
-_NOW = "CAST(EXTRACT(epoch FROM statement_timestamp()) * 1000000000 AS BIGINT)"
+_TIME = "(CAST(date_part('epoch', {}()) * 1000000 AS BIGINT) * 1000)"
+_NOW = _TIME.format("statement_timestamp")
 # The conditions keep our own statements from calling the functions: they name every column, and change the claim.
 _TRIGGERS = (
     """
@@ -94,7 +95,7 @@ _LATE_TRIGGERS = (
     END $$""",
     """
     CREATE TRIGGER "~late" BEFORE INSERT OR UPDATE ON %(table)s
-    FOR EACH ROW WHEN (NEW.time_next < CAST(EXTRACT(epoch FROM clock_timestamp()) * 1000000000 AS BIGINT) - %(late_by)s)
+    FOR EACH ROW WHEN (NEW.time_next < %(clock)s - %(late_by)s)
     EXECUTE FUNCTION %(late)s()""",
 )
 _GROUP_TRIGGERS = (
@@ -485,6 +486,7 @@ def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:
         "wake_earlier": quote(f"{rows.name}_wake_earlier"),
         "name": f"'{rows.name}'",  # has only letters, digits and underscores
         "now": _NOW,
+        "clock": _TIME.format("clock_timestamp"),
     }
     for statement in (*_TRIGGERS, *TRIGGERS, *_NUMBERED, *(_GROUP_TRIGGERS if grouped else _LATE_TRIGGERS)):
         connection.execute(DDL(statement, context=context))
