@@ -197,6 +197,17 @@ def test_the_clock_counts_nanoseconds_and_a_given_one_takes_its_place(database_u
     given.close()
 
 
+def test_the_clock_of_postgresql_is_exact_to_the_microsecond(postgresql_server: Service) -> None:
+    exact = sa.cast(sa.extract("epoch", sa.func.statement_timestamp()) * 1_000_000_000, sa.BigInteger)
+    with postgresql_server.new_database() as url:
+        backend = Backend(url)
+        with backend.snapshot() as connection:
+            for _ in range(20):
+                read, wanted = connection.execute(sa.select(backend.now_sql(), exact)).one()
+                assert read == wanted
+        backend.close()
+
+
 @pytest.mark.parametrize("server", ["postgresql_server", "mariadb_server"])
 def test_a_server_that_restarts_costs_a_retry_and_no_error(server: str, request: pytest.FixtureRequest) -> None:
     service: Service = request.getfixturevalue(server)

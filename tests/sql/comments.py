@@ -18,7 +18,7 @@ COMMENTS = {
     " it and releases its locks. A lock wait ends after 30 s, or earlier if the server's own limit is lower.",
     # the clock
     r":waterclock_now": "The computer's clock, ns: all processes that use the file are on this computer.",
-    r"EXTRACT\(epoch FROM statement_timestamp|TIMESTAMPDIFF\(MICROSECOND": "The database's clock, ns.",
+    r"date_part\('epoch', statement_timestamp|TIMESTAMPDIFF\(MICROSECOND": "The database's clock, ns.",
     # put
     r"FROM sqlite_sequence": "The greatest id so far, including the ids of purged messages.",
     r"^ON CONFLICT": "A message whose id already exists changes nothing.",
@@ -38,8 +38,8 @@ COMMENTS = {
     r"SKIP LOCKED": "Skips rows that another transaction has locked.",
     r"^WHERE orders\.seq = ANY \(ARRAY\[": "Reads the rows by key, whatever the statistics: the planner cannot turn"
     " `= ANY` into a merge join.",
-    r"time_next=\(?json_extract|time_next=CAST\(json_value": "The end of each lease, which the claim has computed"
-    " from the back-off.",
+    r"time_next=(\(?json_extract|:until)|time_next=CAST\(json_value": "The end of each lease, which the claim has"
+    " computed from the back-off.",
     r"\+ least\($": "The end of the lease: the back-off with its jitter, between the shortest and the longest delay.",
     r"epoch=coalesce": "Counts the delivery.",
     # ack, nack, extend

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import random
 import secrets
 import threading
@@ -271,10 +270,8 @@ class Backend:
     def _run(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
         patience: float = getattr(self._patience, "seconds", self._timeout)
         give_up_at = moments.monotonic() + patience
-        with ExitStack() as turn:
-            turn_ends_at = math.inf
-            if self._turns is not None:
-                turn_ends_at = turn.enter_context(self._turns.turn(patience))
+        turn = None if self._turns is None else self._turns.turn(patience)
+        try:
             pause = _FIRST_PAUSE
             while True:
                 try:
@@ -287,14 +284,18 @@ class Backend:
                     if left <= 0:
                         was = f"{self.name} was busy or did not answer for {patience:g} s"
                         raise self._failure(error, was) from self.cause(error)
-                if self._turns is not None and pause == _FIRST_PAUSE:
-                    turn.close()
-                    turn_ends_at = turn.enter_context(self._turns.turn(left, with_others=True))
-                elif moments.monotonic() >= turn_ends_at:
-                    turn.close()
+                if self._turns is not None and turn is not None:
+                    if pause == _FIRST_PAUSE:
+                        turn.close()
+                        turn = self._turns.turn(left, with_others=True)
+                    elif moments.monotonic() >= turn.ends_at:
+                        turn.close()
                 # Jitter, so that colliding writers do not collide again.
                 moments.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  # not a secret
                 pause = min(pause * 2, self.dialect.longest_pause)
+        finally:
+            if turn is not None:
+                turn.close()
 
     def _may_pass(self, error: Exception) -> bool:
         if not isinstance(error, exc.DBAPIError) or self.dialect.refusal(error) is not None:

@@ -274,10 +274,8 @@ class PipelinedConnection(DirectConnection):
     def _send(self, text: str, given: Any) -> Any:
         if given is None:
             return self._translated(self._frame.run, self._connection, text)
-        if not isinstance(given, list):
-            return self._translated(self._connection.execute, text, given)
-        cursor = self._connection.cursor()
-        self._translated(cursor.executemany, text, given)
+        cursor = self._connection.cursor()  # one each, because their answers come later
+        self._translated(cursor.executemany if isinstance(given, list) else cursor.execute, text, given)
         return cursor
 
     def _lay_out(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Collection, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
 from typing import Any, Literal, Self, Unpack
@@ -18,7 +18,7 @@ from waterclock._support.html import facts_as_html
 from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
 from waterclock.database.schema.table_catalogue import message_tables
-from waterclock.errors import ForbiddenError, InvalidArgumentError, RefusedError
+from waterclock.errors import ForbiddenError, InvalidArgumentError
 from waterclock.tables.catalogue.adopting import adopt as adopt_table
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
@@ -202,14 +202,6 @@ class MessageTable:
         context.backend.transact(lambda own: change(context, own, **values))
         self._row.read()
 
-    @contextmanager
-    def _loaded(self) -> Generator[TableContext]:
-        """Reload the table; raise if it can no longer be loaded."""
-        try:
-            yield self._row.now()
-        except RefusedError as error:
-            self._row.check(error)
-
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the database's URL and the table's name, from which it is reopened."""
         return type(self).open, (self._row.last_seen.backend, self.name)
@@ -329,7 +321,7 @@ class MessageTable:
             return self._put_many(passed_on, connection)
 
     def _put_many(self, rows: Iterable[Mapping[str, Any]], connection: Any) -> PutIds:
-        with self._loaded() as context:
+        with self._row as context:
             prepared = prepare_rows(context, rows)
             if prepared.keys:
                 return self._put_keyed(context, prepared, connection)
@@ -393,7 +385,7 @@ class MessageTable:
         InvalidArgumentError
             For an invalid argument.
         """
-        with self._loaded() as context:
+        with self._row as context:
             rule = {"cron": cron, "timezone": timezone, "catch_up": catch_up, "within": within, "overlap": overlap}
             message = {"payload": payload, "group": group, "headers": headers, "priority": priority}
             set_schedule(context, name, rule, message)
@@ -405,12 +397,12 @@ class MessageTable:
 
     def unschedule(self, name: str) -> bool:
         """Remove a schedule, but not the messages it has put. Return whether it existed."""
-        with self._loaded() as context:
+        with self._row as context:
             return remove_schedule(context, name)
 
     def tick(self) -> int:
         """Put the due messages of the table's schedules; return how many. Subscriptions do this by themselves."""
-        with self._loaded() as context:
+        with self._row as context:
             return tick(context)
 
     def receive(
@@ -587,7 +579,7 @@ class MessageTable:
             transaction began before one of them was claimed.
         """
         given = one_or_many(ids)
-        with self._loaded() as context:
+        with self._row as context:
             return ack_together(context, self._callers, given, connection)
 
     def reschedule(self, ids: MessageId | Iterable[MessageId], at: Time, epoch: int | None = None) -> int:
@@ -604,7 +596,7 @@ class MessageTable:
         """
         given = one_or_many(ids)
         when, epoch = to_time(at, "at"), check_epoch(epoch)
-        with self._loaded() as context, changing(context):
+        with self._row as context, changing(context):
             plain = [check_id(context, one) for one in given]
             return context.backend.transact(lambda own: acking.reschedule(context, own, plain, when, epoch))
 
@@ -634,7 +626,7 @@ class MessageTable:
             Messages that are scheduled, back off or are leased; None: all that back off.
         """
         given = one_or_many(ids)
-        with self._loaded() as context, changing(context):
+        with self._row as context, changing(context):
             if ids is None:
                 return retry_delayed(context)
             return retry_ids(context, [check_id(context, one) for one in given])
@@ -662,7 +654,7 @@ class MessageTable:
             How many were neither acked nor expired nor cancelled before, including those that consumers have.
         """
         given = one_or_many(ids)
-        with self._loaded() as context:
+        with self._row as context:
             plain = [check_id(context, one) for one in given]
             why = None if reason is None else check_reason(reason)
             if connection is not None:
@@ -692,7 +684,7 @@ class MessageTable:
             If the table has no ``dead_letter``.
         """
         given = one_or_many(ids)
-        with self._loaded() as context, changing(context):
+        with self._row as context, changing(context):
             plain = [check_id(context, one) for one in given]
             count = bury_ids(context, plain, check_reason(reason))
         heartbeat_of(context.backend).look_now()
@@ -717,7 +709,7 @@ class MessageTable:
             If the table has no ``dead_letter``.
         """
         given = one_or_many(ids)
-        with self._loaded() as context:
+        with self._row as context:
             wanted = None if ids is None else [check_id(context, one) for one in given]
             return redrive(context, wanted, None if limit is None else check_count(limit))
 
@@ -729,7 +721,7 @@ class MessageTable:
         InvalidArgumentError
             If the table has no ``dead_letter``.
         """
-        with self._loaded() as context:
+        with self._row as context:
             return list_dead_letters(context, check_count(limit))
 
     def purge(self) -> int:
@@ -739,7 +731,7 @@ class MessageTable:
         dead-letter table, or drops them, to be deleted later like acked messages.
         """
         total = 0
-        with self._loaded() as context:
+        with self._row as context:
             try:
                 expire_some(context, pieces=None)
             finally:  # a row that cannot expire must not stop the deletion of others
@@ -764,7 +756,7 @@ class MessageTable:
 
     def stats(self) -> TableStats:
         """Count the messages."""
-        with self._loaded() as context, context.backend.snapshot() as connection:
+        with self._row as context, context.backend.snapshot() as connection:
             return table_stats(context, connection)
 
     def peek(self, limit: int = 10, group: str | None = None) -> list[Peeked]:
@@ -788,7 +780,7 @@ class MessageTable:
             For an invalid limit, or a group of a table without groups.
         """
         count, name = check_count(limit), check_group(group)
-        with self._loaded() as context, context.backend.snapshot() as connection:
+        with self._row as context, context.backend.snapshot() as connection:
             return peek(context, connection, count, name)
 
     def _own_name(self) -> str:
@@ -811,13 +803,13 @@ class MessageTable:
             Maximum number of groups.
         """
         count = check_count(limit)
-        with self._loaded() as context, context.backend.snapshot() as connection:
+        with self._row as context, context.backend.snapshot() as connection:
             failed = chain(failed_messages(context, connection), dead_messages(context, connection))
             return list(group_failures(failed))[:count]
 
     def explain(self, id: MessageId) -> Explanation:  # noqa: A002  # the column's name, which the interface has too
         """Explain why a message is not sent; NotFoundError if missing."""
-        with self._loaded() as context, context.backend.snapshot() as connection:
+        with self._row as context, context.backend.snapshot() as connection:
             return explain_message(context, connection, check_id(context, id))
 
 

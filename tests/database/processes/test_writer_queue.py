@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,10 +57,10 @@ def test_threads_come_in_the_order_in_which_they_came(turns: WriterQueue) -> Non
     came: list[int] = []
 
     def come(number: int) -> None:
-        with turns.turn(PATIENCE):
+        with closing(turns.turn(PATIENCE)):
             came.append(number)
 
-    with ThreadPoolExecutor(8) as pool, turns.turn():
+    with ThreadPoolExecutor(8) as pool, closing(turns.turn()):
         for number in range(8):
             pool.submit(come, number)
             until(lambda number=number: len(turns._waiting) == number + 1)
@@ -70,11 +70,11 @@ def test_threads_come_in_the_order_in_which_they_came(turns: WriterQueue) -> Non
 
 def test_a_turn_that_takes_too_long_is_done_without_and_the_next_one_still_comes(turns: WriterQueue) -> None:
     def come(seconds: float) -> bool:
-        with turns.turn(seconds):
+        with closing(turns.turn(seconds)):
             return turns._is_taken
 
     with ThreadPoolExecutor(2) as pool:
-        with turns.turn():
+        with closing(turns.turn()):
             patient = pool.submit(come, PATIENCE)
             until(lambda: turns._waiting)
             assert pool.submit(come, 0).result(PATIENCE)
@@ -84,25 +84,25 @@ def test_a_turn_that_takes_too_long_is_done_without_and_the_next_one_still_comes
 
 
 def test_an_error_in_a_turn_ends_it(turns: WriterQueue) -> None:
-    with pytest.raises(KeyboardInterrupt), turns.turn():
+    with pytest.raises(KeyboardInterrupt), closing(turns.turn()):
         raise KeyboardInterrupt
     assert not turns._is_taken
 
 
 def test_no_file_is_made_until_processes_meet(turns: WriterQueue, file: Path) -> None:
-    with turns.turn():
+    with closing(turns.turn()):
         assert not file.exists()
-    with turns.turn(with_others=True):
+    with closing(turns.turn(with_others=True)):
         assert file.exists()
     turns.close()
-    with turns.turn():
+    with closing(turns.turn()):
         assert turns._file is not None
     turns.close()
 
 
 def test_a_folder_that_may_not_be_written_to_has_turns_of_threads_alone(tmp_path: Path) -> None:
     turns = WriterQueue(tmp_path / "no such folder" / "x.db")
-    with turns.turn(with_others=True):
+    with closing(turns.turn(with_others=True)):
         assert turns._file is None
 
 
@@ -110,7 +110,7 @@ def test_a_process_that_is_killed_passes_its_turn_on(turns: WriterQueue, file: P
     came = threading.Event()
 
     def come() -> None:
-        with turns.turn(PATIENCE):
+        with closing(turns.turn(PATIENCE)):
             came.set()
 
     thread = threading.Thread(target=come)
@@ -129,10 +129,10 @@ def test_a_process_that_is_frozen_in_its_turn_holds_no_writer_up_for_longer_than
     with a_process_with_the_turn(file) as frozen:
         os.kill(frozen, signal.SIGSTOP)
         for _ in range(3):
-            with turns.turn(PATIENCE):
+            with closing(turns.turn(PATIENCE)):
                 pass
     until(lambda: all(thread.name != "turn" for thread in threading.enumerate()))
-    with turns.turn():  # and what came too late has not been kept
+    with closing(turns.turn()):  # and what came too late has not been kept
         other = os.open(file, os.O_RDONLY)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -140,10 +140,10 @@ def test_a_process_that_is_frozen_in_its_turn_holds_no_writer_up_for_longer_than
 
 
 def test_a_process_that_is_forked_in_the_middle_of_a_turn_has_its_own(turns: WriterQueue) -> None:
-    with turns.turn():
+    with closing(turns.turn()):
         child = os.fork()
         if child == 0:
-            with turns.turn():
+            with closing(turns.turn()):
                 os._exit(0 if turns._is_taken and not turns._waiting else 1)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
@@ -164,7 +164,7 @@ def can_be_locked(file: Path) -> bool:
 def test_a_process_that_dies_in_its_turn_gives_it_on_although_a_child_of_it_lives(
     turns: WriterQueue, file: Path
 ) -> None:
-    with turns.turn(with_others=True):
+    with closing(turns.turn(with_others=True)):
         child = Child(lambda: "")
         assert not can_be_locked(file)
         assert turns._file is not None

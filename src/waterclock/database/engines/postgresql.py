@@ -161,6 +161,8 @@ class PostgresqlDialect(EngineDialect):
             connection.prepare_threshold = _PREPARE_AFTER
         if self.commits_each:  # else each transaction does
             connection.execute(f"{_setting(_DIRECT | _PATIENCE, for_session=True)}, {_LOOK_FOR_CLIENT}")
+        # All with one cursor: the driver's method makes a new one each time, a fifth of its processor time.
+        connection.execute = connection.cursor().execute
 
     def is_whole(self, connection: Any) -> bool:
         """Ask the driver, which knows about transactions, running statements and lost connections."""

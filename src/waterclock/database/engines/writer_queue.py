@@ -17,8 +17,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from waterclock._support import moments
@@ -53,25 +53,22 @@ class WriterQueue:
         self._waiting = deque()
         self._file, self._look_at = None, -math.inf  # already closed, with those of other turns
 
-    @contextmanager
-    def turn(self, seconds: float = LONGEST_WAIT, *, with_others: bool = False) -> Generator[float]:
-        """Wait for a turn, at most so long, and keep it until the block ends.
-
-        Yields the deadline of the block, in seconds of `moments.monotonic`.
+    def turn(self, seconds: float = LONGEST_WAIT, *, with_others: bool = False) -> Turn:
+        """Wait for a turn, at most so long. The caller must close it.
 
         ``with_others`` says whether another process is known to write: then the file of turns is created if missing.
         """
         give_up_at = moments.monotonic() + min(seconds, LONGEST_WAIT)
-        is_first = self._come_first(give_up_at)
-        file = None
-        try:
-            file = self._take_file(give_up_at, make=with_others) if is_first else None
-            yield moments.monotonic() + LONGEST_WAIT
-        finally:
-            if file is not None:
-                _unlock(file)
-            if is_first:
-                self._let_next_come_first()
+        turn = Turn()
+        if self._come_first(give_up_at):
+            turn.let_next_come_first = self._let_next_come_first
+            try:
+                turn.file = self._take_file(give_up_at, make=with_others)
+            except BaseException:
+                turn.close()
+                raise
+        turn.ends_at = moments.monotonic() + LONGEST_WAIT
+        return turn
 
     def _come_first(self, give_up_at: float) -> bool:
         with self._lock:
@@ -134,6 +131,22 @@ class WriterQueue:
             if not self._is_taken and self._file is not None:
                 _close(self._file)
                 self._file, self._look_at = None, -math.inf
+
+
+class Turn:
+    """A writer's turn, also of a writer that waited too long and tries without one."""
+
+    ends_at = math.inf  # by when it should be closed, in seconds of `moments.monotonic`
+    file: int | None = None  # the locked file of turns
+    let_next_come_first: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        """Pass the turn on. Idempotent."""
+        if self.file is not None:
+            _unlock(self.file)
+        if self.let_next_come_first is not None:
+            self.let_next_come_first()
+        self.file = self.let_next_come_first = None
 
 
 def _close(file: int) -> None:

@@ -159,10 +159,20 @@ class TableRow:
         Raises `NotFoundError` if the message table was dropped. Raises `SchemaError` if its SQL table was dropped or
         lost a column.
         """
+        if moments.monotonic() < self._looked_at + LOOK_EVERY:
+            return self.last_seen
         with moments.holding(self._lock):
             if moments.monotonic() >= self._looked_at + LOOK_EVERY:
                 self._look()
             return self.last_seen
+
+    def __enter__(self) -> TableContext:
+        """Return the table as `now` does, for statements that may fail because of the table."""
+        return self.now()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, RefusedError):
+            self.read()  # raises if the table is the reason
 
     def read(self) -> TableContext:
         """Load the table as it is now, including its columns."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 
 from waterclock._support import moments
-from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError, LeaseLostError, RefusedError, WaterclockError
 from waterclock.tables.catalogue.caller_connections import CallerConnections
@@ -33,7 +32,7 @@ from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 from waterclock.tables.messages.upkeep.reconcile import heal
 from waterclock.tables.model.claims.claim import Claimed, Unanswered, Wanted
 from waterclock.tables.model.schema import user_column_names
-from waterclock.tables.model.values.reading import unreadable
+from waterclock.tables.model.values.reading import Unreadable, unreadable
 
 _log = logging.getLogger(__name__)
 
@@ -196,10 +195,10 @@ def hand_over(
     failed: set[str | None] = set()
     further = user_column_names(context.rows)
     beat_at = claim.began + context.lease_length.first_beat
-    all_read = _are_read_always(context.rows)
     for one in claimed:
-        in_group = context.options.groups is not None and one.row.position is not None
-        if in_group and one.row.group_id in failed:
+        row = one.row
+        in_group = context.options.groups is not None and row.position is not None
+        if in_group and row.group_id in failed:
             continue  # it went back with an earlier message of its group
         # Leases of an earlier claim are extended at once, because their start is unknown.
         if one.claim_id is None:
@@ -207,22 +206,17 @@ def hand_over(
         else:
             now = moments.monotonic_ns()
             delivery = Delivery(context, callers, one, Claim(one.claim_id, claim.consumer, now), now)
-        problem = None if all_read and one.row.headers is None else unreadable(one.row, further)
+        # Most are plain, and the call takes a tenth of the time for a message.
+        is_plain = row.headers is None and not further and Unreadable not in (type(row.id), type(row.message))
+        problem = None if is_plain else unreadable(row, further)
         if problem is None:
             deliveries.append(delivery)
             continue
         if in_group and not dies_when_given_back(context, delivery.leased):
-            failed.add(one.row.group_id)
+            failed.add(row.group_id)
         with suppress(LeaseLostError):
             delivery.nack(error=problem)
     return deliveries
-
-
-@built_once(maxsize=256)
-def _are_read_always(rows: sa.Table) -> bool:
-    """Return whether all values of a message's row except the headers are always readable."""
-    types = isinstance(rows.c.id.type, sa.BigInteger), isinstance(rows.c.message.type, sa.LargeBinary)
-    return all(types) and not user_column_names(rows)
 
 
 def _choose(context: TableContext, selection: Selection | None) -> Bound:

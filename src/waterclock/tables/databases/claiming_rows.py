@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -196,15 +196,13 @@ class ClaimsInSteps(ABC):
     passes an entry in a hundredth of the time.
     """
 
-    taking: Callable[[sa.Table], sa.Update]  # builds the statement of `take`
-
     @abstractmethod
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Return the condition that ``column`` is in the list bound as ``name``."""
 
+    @abstractmethod
     def take(self, connection: SqlConnection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
         """Claim locked messages: their seqs, each with the end of its lease in ns."""
-        connection.execute(self.taking(rows), {"ends": ends, "by": wanted.claim_id, "who": wanted.consumer})
 
     def claim(
         self,

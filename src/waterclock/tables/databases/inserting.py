@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +14,8 @@ from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.database.per_database_cache import built_once
 from waterclock.errors import InvalidArgumentError
+
+_Process = Callable[[Any], Any]
 
 _BUSY = 1.0  # s; a put this soon after the last one draws ids ahead
 _MOST_AHEAD = 8192  # ids
@@ -41,16 +44,15 @@ class NewRows:
 def new_rows(rows: sa.Table, dialect: sa.Dialect, messages: Sequence[dict[str, Any]], *, fresh: bool) -> NewRows:
     """Convert messages to columns."""
     columns: dict[str, list[Any]] = {}
-    for name in messages[0]:
-        values = [message[name] for message in messages]
+    for name, process in _processors(rows, dialect, tuple(messages[0])):
+        values = list(map(itemgetter(name), messages))
         if name in _IF_LEFT_OUT and values.count(_IF_LEFT_OUT[name]) == len(values):
             continue
-        process = None if name == "at" else _processor(rows.c[name].type, dialect)
         columns[name] = values if process is None else _processed(name, values, process)
     return NewRows(columns, fresh)
 
 
-def _processed(name: str, values: list[Any], process: Callable[[Any], Any]) -> list[Any]:
+def _processed(name: str, values: list[Any], process: _Process) -> list[Any]:
     value: Any = None
     try:
         return [process(value := one) for one in values]
@@ -64,8 +66,9 @@ def _processed(name: str, values: list[Any], process: Callable[[Any], Any]) -> l
 
 
 @built_once(maxsize=256)
-def _processor(column_type: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> Callable[[Any], Any] | None:
-    return column_type.dialect_impl(dialect).bind_processor(dialect)
+def _processors(rows: sa.Table, dialect: sa.Dialect, names: tuple[str, ...]) -> list[tuple[str, _Process | None]]:
+    types = [sa.BigInteger() if name == "at" else rows.c[name].type for name in names]
+    return [(name, kind.dialect_impl(dialect).bind_processor(dialect)) for name, kind in zip(names, types, strict=True)]
 
 
 class DrawnIds:

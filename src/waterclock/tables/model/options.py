@@ -224,7 +224,7 @@ class TableOptions:
     @property
     def turns_by(self) -> str | None:
         """Return the name of the key whose values take turns; None if messages have no keys."""
-        return next(iter(self.keys_named.values()), None)
+        return next(iter(self.limit or self.rate or ()), self.fair_by)
 
     @property
     def keys_named(self) -> dict[str, str]:

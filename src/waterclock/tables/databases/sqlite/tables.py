@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,6 +25,7 @@ from waterclock.tables.databases.message_keys import INDEXES, column_of, index_o
 from waterclock.tables.databases.sqlite import adopting
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.databases.table_dialect import TableDialect
+from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import MESSAGE_KEY, OWN_COLUMNS, IdItem
@@ -110,8 +112,9 @@ def _pair(name: str) -> list[sa.ColumnElement[int]]:
 
 
 @built_once(maxsize=256)
-def _taking(rows: sa.Table) -> sa.Update:
-    seq, until = _pair("ends")
+def _taking(rows: sa.Table, *, one: bool) -> sa.Update:
+    # A list of one message costs as much as the rest of the statement.
+    seq, until = map(sa.bindparam, ("of", "until")) if one else _pair("ends")
     return (
         sa.update(rows)
         .where(rows.c.seq == seq)
@@ -142,7 +145,6 @@ class SqliteTables(ClaimsInSteps, TableDialect):
     keeps_ended = False
     reads_old = False
     clock = _NOW
-    taking = staticmethod(_taking)
 
     def id_items(self, name: str, id_type: IdType) -> Sequence[IdItem]:
         """Leave ids to the trigger, which sees the row's number."""
@@ -217,8 +219,8 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         """
         time = now.effective_value if isinstance(now, sa.BindParameter) else 0
         times = [time] * new.count
-        at = [time if at is None else at for at in new.columns.get("at", times)]
-        columns = {name: values for name, values in new.columns.items() if name != "at"}
+        columns = new.columns.copy()
+        at = [time if at is None else at for at in columns.pop("at")] if "at" in columns else times
         columns |= {"time_created": times, "time_scheduled": at, "time_next": at}
         tuples = list(zip(*columns.values(), strict=True))
         inserted: set[Any] = set()
@@ -226,7 +228,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
             some = tuples[start : start + _ROWS_OF_A_STATEMENT]
             text = _insert_text(rows, tuple(columns), len(some), alike(connection.dialect))
             found = connection.exec_driver_sql(text, tuple(chain.from_iterable(some)))
-            inserted.update(row[0] for row in found)
+            inserted.update(map(itemgetter(0), found))
         return inserted
 
     def insert_missing(self, connection: SqlConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -256,6 +258,12 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         column = sa.column("name")
         return set(connection.scalars(sa.select(column).select_from(sa.func.pragma_table_xinfo(name))))
 
+    def take(self, connection: SqlConnection, rows: sa.Table, wanted: Wanted, ends: Sequence[tuple[int, int]]) -> None:
+        """Claim messages: their seqs, each with the end of its lease in ns."""
+        given = {"of": ends[0][0], "until": ends[0][1]} if len(ends) == 1 else {"ends": ends}
+        given |= {"by": wanted.claim_id, "who": wanted.consumer}
+        connection.execute(_taking(rows, one=len(ends) == 1), given)
+
     def like(self, column: sa.ColumnElement[Any], pattern: str) -> sa.ColumnElement[bool]:
         """Match a pattern with GLOB, because LIKE ignores case here."""
         globbed = "".join(_GLOB.get(sign, sign) for sign in pattern)
@@ -282,7 +290,8 @@ def _counting(rows: sa.Table) -> sa.Update:
 
 @built_once(maxsize=256)
 def _greatest_id(rows: sa.Table) -> sa.Select[Any, Any]:
-    last = sa.select(_COUNTER.c.seq).where(_COUNTER.c.name == rows.name).scalar_subquery()
+    # As a plain string, because the driver asks a subclass such as SQLAlchemy's names how to adapt it.
+    last = sa.select(_COUNTER.c.seq).where(_COUNTER.c.name == str(rows.name)).scalar_subquery()
     greatest = sa.select(sa.func.max(rows.c.id)).scalar_subquery()
     above = sa.bindparam("above", type_=sa.BigInteger)
     counted = sa.func.coalesce(last, 0)

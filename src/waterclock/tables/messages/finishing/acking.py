@@ -309,15 +309,15 @@ def _ack_leased_rows(context: TableContext, connection: SqlConnection, leased: S
     changed = 0
     missed: list[Leased] = []
     for some in pieces(sorted(leased, key=attrgetter("seq")), None if is_one_claim else _CLAIMS_AT_ONCE):
-        values: dict[str, Any] = {"seqs": [one.seq for one in some]}
-        if is_one_claim:
-            values["by"] = some[0].claim_id
-            ours = _of_claim(context.rows)
+        rows, sql, now, seqs = context.rows, context.sql, context.backend.now_sql(), [one.seq for one in some]
+        if len(some) == 1:  # as a plain value, because a list costs as much as the rest of the statement on SQLite
+            asked = _acking_one(rows, now), {"of": some[0].seq, "by": some[0].claim_id}
+        elif is_one_claim:
+            asked = _acking_of_claims(rows, sql, now, _of_claim(rows)), {"seqs": seqs, "by": some[0].claim_id}
         else:
-            values["leased"] = [(one.seq, one.claim_id) for one in some]
-            ours = _of_claims(context.rows)
-        statement = _acking_of_claims(context.rows, context.sql, context.backend.now_sql(), ours)
-        acked = connection.execute(statement, values).rowcount
+            leases = [(one.seq, one.claim_id) for one in some]
+            asked = _acking_of_claims(rows, sql, now, _of_claims(rows)), {"seqs": seqs, "leased": leases}
+        acked = connection.execute(*asked).rowcount
         changed += acked
         if acked < len(some):
             missed += some
@@ -369,6 +369,11 @@ def _acking_ids(rows: sa.Table, sql: TableDialect, now: sa.ColumnElement[int]) -
         .where(sql.any_of(rows.c.id, "ids"), not_acked(rows))
         .ordered_values(*ack_values(rows, now, by_claim=False))
     )
+
+
+@built_once(maxsize=256)
+def _acking_one(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Update:
+    return sa.update(rows).where(is_leased(rows)).ordered_values(*ack_values(rows, now, by_claim=True))
 
 
 @built_once(maxsize=256)

@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -35,6 +36,7 @@ _FIELDS = frozenset(
 )
 _LONGEST_NAME = 255
 _PRIORITIES = range(-(2**31), 2**31)
+_ID = itemgetter("id")
 
 
 class PutIds(list[MessageId]):
@@ -128,7 +130,7 @@ def _put(context: TableContext, connection: SqlConnection, prepared: PreparedRow
         _draw(context, connection, taken, max(row["id"] for row in taken))
         still = _insert(context, connection, taken, fresh=True)
         existing = [one for one in existing if not any(one is row for row in taken)] + still
-    return PutIds((row["id"] for row in prepared.rows), (row["id"] for row in existing))
+    return PutIds(map(_ID, prepared.rows), map(_ID, existing))
 
 
 def _number(context: TableContext, connection: SqlConnection, prepared: PreparedRows) -> None:

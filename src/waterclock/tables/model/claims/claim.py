@@ -18,11 +18,11 @@ FIRST_SEQ, LAST_SEQ = -(2**63), 2**63 - 1  # plain SQL may set any seq
 LOOK_BACK_EVERY = 1.0  # seconds after which a claim searches again from the first message
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(NamedTuple):
     """A message that was claimed."""
 
-    row: Any  # the row before the claim: its columns as attributes
+    # The row before the claim: its columns as attributes.
+    row: Any
     lease_until: int  # when it will be sent again, ns
     expired: bool = False  # whether it had expired, and so must be removed and not handed out
     claim_id: int | None = None  # the id of the claim that took it; None: of the current claim
