@@ -82,7 +82,7 @@ def test_a_complete_file(tmp_path: Path) -> None:
         ("mqtts://gateway", "http://gateway", 2, "url must be mqtt://HOST"),
         ("[broker]", "[database2]", 1, "no key named database2"),
         ('format = "collectd"', 'format = "collected"', 12, "format must be one of collectd"),
-        ("plant/+/state", "plant/#/state", 15, "filter must have"),
+        ("plant/+/state", "plant/#/state", 15, "filter must use"),
         ("qos = 0", "qos = 2", 22, "qos must be 0 or 1, got 2"),
         ('"ms"', '"hours"', 20, "subscribe.time_unit must be one of"),
         ("{stream}", "{strm}", 18, "template"),

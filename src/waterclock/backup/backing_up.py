@@ -142,7 +142,8 @@ def _earlier(folder: Path, source: str) -> Manifest | None:
     earlier = holds_backup(folder)
     if earlier is not None and earlier.source != source:
         raise InvalidArgumentError(
-            f"destination must not hold a backup of another database, got {folder} with a backup of {earlier.source}"
+            f"destination must not hold a backup of another database, got {folder}, which holds a"
+            f" backup of {earlier.source}"
         )
     return earlier
 

@@ -1,11 +1,12 @@
 """Loads kernels, which are functions over arrays. A kernel is a file or a package, and runs in one of three forms.
 
 A wheel ships each kernel as a compiled library, which loads in milliseconds (`kernel_library`). Without that library,
-as in a clone, a kernel runs interpreted for few rows, and compiled with Numba for many rows. Numba takes 40 s to
-compile after an installation. Each process then spends 0.7 to 2 s on loading the compiled code, mostly on importing
+as in a source checkout, a kernel runs interpreted for few rows, and compiled with Numba for many rows. Numba takes 40 s
+to compile after an installation. Each process then spends 0.7 to 2 s on loading the compiled code, mostly on importing
 Numba. The interpreted form handles `INTERPRETED_ROWS` rows in less time (docs/adr/0025).
 
-The files of a kernel's package import one another relatively, so that each form imports files in the same form.
+The files of a kernel's package import one another relatively, so that each form of a file imports the same form of the
+others.
 """
 
 from __future__ import annotations

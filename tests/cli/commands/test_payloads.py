@@ -121,7 +121,7 @@ def test_wrong_line_is_named_with_what_was_put_before(jobs: Shell, monkeypatch: 
         content = f'{{"payload": 1, "id": 1}}\n{{"payload": 2, "id": 2}}\n{wrong}\n'.encode(errors="surrogateescape")
         (jobs.folder / "jobs.jsonl").write_bytes(content)
         jobs("table", "put", "jobs", "--jsonl", "jobs.jsonl", expect=WRONG_USAGE)
-        assert "Put 2 messages, but not lines 3 to 3 of 'jobs.jsonl'" in jobs.said
+        assert "2 messages were put; lines 3 to 3 of 'jobs.jsonl' were not" in jobs.said
     jobs("table", "put", "jobs", "--jsonl", "missing", expect=WRONG_USAGE)
     assert "cannot read 'missing': No such file" in jobs.said
     jobs("table", "put", "jobs", "1", "--jsonl", "jobs.jsonl", expect=WRONG_USAGE)

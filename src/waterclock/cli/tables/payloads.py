@@ -84,7 +84,7 @@ def put_lines(table: MessageTable, file: str, options: Mapping[str, Any], time_u
             ids = table.put_many(rows)
         except WaterclockError as error:
             failed = f"lines {chunk[0][0]} to {chunk[-1][0]} of {quoted(file)}"
-            raise type(error)(f"{error}. Put {done} messages, but not {failed}") from error
+            raise type(error)(f"{error}. {done} messages were put; {failed} were not") from error
         done += len(ids)
         yield from ids
 

@@ -256,7 +256,9 @@ def record_of(letter: Message) -> Record:
         )
         is_cut = bool(details["is_cut"])
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise InvalidArgumentError("this message is not a dead letter of an ingest from Kafka") from None
+        raise InvalidArgumentError(
+            "cannot restore the record: the message is not a dead letter of an ingest from Kafka"
+        ) from None
     if is_cut:
         raise InvalidArgumentError(f"cannot restore the record: only its first {len(letter.payload)} bytes were kept")
     return record

@@ -29,7 +29,7 @@ def check_filter(text: str) -> str:
     for at, level in enumerate(levels):
         if ("+" in level and level != "+") or ("#" in level and (level != "#" or at < len(levels) - 1)):
             raise InvalidArgumentError(
-                f"filter must have + only as a whole level and # only as the whole last level, got {quoted(text)}"
+                f"filter must use + only for a whole level, and # only for the whole last level, got {quoted(text)}"
             )
     return text
 

@@ -175,7 +175,7 @@ def _row(table: MessageTable, body: MessageBody) -> dict[str, Any]:
     columns = row.pop("columns", {})
     if known := columns.keys() & set(MessageBody.model_fields):
         raise InvalidArgumentError(
-            f"columns must not contain {quoted(min(known))}. Set it as a field of the message itself"
+            f"columns must not contain {quoted(min(known))}, which is a field of the message itself. Set that field"
         )
     payload = payload_of(row)
     if row.get("id") is not None:

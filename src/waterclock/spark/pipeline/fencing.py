@@ -2,8 +2,7 @@
 
 The later run takes over. Spark notices a second run only when a micro-batch ends, after both runs have written it. So
 each run adds an entry to the checkpoint before it starts. Before each write, a run checks that no later run has added
-an entry. Each replayed range has its own folder of entries, because replays of different ranges do not conflict. A
-replay deletes the hidden files of earlier replays of the same range.
+an entry. Each replayed range has its own folder of entries, because replays of different ranges do not conflict.
 """
 
 from __future__ import annotations

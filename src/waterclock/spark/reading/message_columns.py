@@ -89,7 +89,7 @@ def number_column(df: DataFrame, id_of: str | Column) -> Column:
     field = _field(df, "headers")
     if field is None or field.dataType.simpleString() != "map<string,string>":
         raise InvalidArgumentError(
-            "df must have a column 'headers' of type map<string,string>, which holds the ids, got columns"
+            "df must have a column 'headers' of type map<string,string> with the ids, got columns"
             f" {', '.join(df.columns)}"
         )
     written = F.element_at(_named(field), F.lit(id_of))

@@ -78,7 +78,7 @@ class TableReadOptions(Opening):
 def refuse_batch_read() -> None:
     """Return how to read a message table without claiming from it."""
     raise InvalidArgumentError(
-        "a message table must be read with spark.readStream, which claims and acks. To inspect the table, use"
+        "a message table must be read with spark.readStream, which claims and acks messages. To inspect the table, use"
         ' format("jdbc"): it is an ordinary SQL table'
     )
 

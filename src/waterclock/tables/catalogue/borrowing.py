@@ -66,7 +66,7 @@ class Borrowing:
         if others := sorted(modules & (_DRIVERS | _OTHERS)):
             raise InvalidArgumentError(
                 f"connection must be a SQLAlchemy Connection, or a connection of {own}, the driver of"
-                f" {self._backend.name}, got {quoted(connection)} of {others[0]}"
+                f" {self._backend.name}, got a connection of {others[0]}: {quoted(connection)}"
             )
         return own  # a proxy, such as the connections of some pools
 

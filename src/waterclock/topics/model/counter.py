@@ -1,4 +1,4 @@
-"""Counts the ledgers, entries and messages of a topic, as pure rules. Every append advances the counter.
+"""Counts the ledgers, entries and messages of a topic, without I/O. Every append advances the counter.
 
 The caller writes the results to the catalogue.
 """

@@ -2,7 +2,7 @@
 
 A producer's numbers only grow. The catalogue remembers them twice: the producer's last appends one by one, with
 position and checksum, and all numbers that were ever appended, as ranges. Both are bounded, so some numbers are
-forgotten. An append with forgotten numbers is an error, because to drop it as a repeat could silently lose messages.
+forgotten. An append with forgotten numbers is an error, because dropping it as a repeat could silently lose messages.
 """
 
 from __future__ import annotations

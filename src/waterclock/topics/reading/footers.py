@@ -1,7 +1,7 @@
 """Reads the footers of ledger files, which hold the offsets of all other parts.
 
 Each footer has two copies, in the file and in the catalogue, so that either can replace the other. If ledgers share a
-file, the row of the last ledger has the copy, because retention deletes ledgers from the start.
+file, the row of the last ledger holds the catalogue's copy, because retention deletes ledgers from the start.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class Producer(Closing):
             known = "was never appended" if self._before.holds(sequence) is False else "may never have been appended"
             raise InvalidArgumentError(
                 f"sequence of producer {self._name!r} must be greater than {self._stored_before} (the last one stored),"
-                f" got {sequence}, which {known}"
+                f" got {sequence}: that number {known}"
             )
 
     def _skip_to(self, sequence: int) -> None:

@@ -67,7 +67,7 @@ def claim_statement(
 
     It returns the old values of `columns_read`, followed by whether the message has expired, its rank in the requested
     order and the end of the lease. The text contains the limit: only then does the planner know how few rows are
-    needed. To compile the statement takes 20 ms, so all limits share it.
+    needed. Compiling the statement takes 20 ms, so all limits share it.
     """
     found = (_in_order if order else _level_by_level)(rows, now, where, order).cte("found").prefix_with("MATERIALIZED")
     epoch = sa.func.coalesce(found.c.epoch, 0)

@@ -1,8 +1,8 @@
 """Lower bounds of the due times in a table without groups, at which the searches of claims begin.
 
 For each priority, no message before the bound is due, except late messages: plain SQL, ``put(at=)`` and ``reschedule``
-may set a due time in the past. A trigger marks late messages (`is_late`), and they have an index of their
-own. A bound advances by searches that find nothing before it:
+may set a due time in the past. A trigger marks late messages (`is_late`), and they have an index of their own. A bound
+advances after searches have found nothing before it:
 
 - If a snapshot tells which transactions it sees (`TableDialect.seen_by`), see `ProvenBound`.
 - Otherwise two searches must find nothing. The first also sees uncommitted messages. The second sees only committed

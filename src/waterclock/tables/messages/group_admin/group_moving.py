@@ -37,8 +37,8 @@ def check_target(context: TableContext, target: TableContext) -> None:
         ours, theirs = getattr(context.options, option), getattr(target.options, option)
         if ours != theirs:
             raise InvalidArgumentError(
-                f"cannot move from table {context.name!r} to {target.name!r}: {option} must be equal, got {ours!r} and"
-                f" {theirs!r}"
+                f"cannot move from table {context.name!r} to {target.name!r}: {option} must be equal in both, got"
+                f" {ours!r} and {theirs!r}"
             )
     for column in user_column_names(context.rows):
         if column not in target.rows.c:

@@ -1,7 +1,8 @@
 """The rules of batching by rate over arrays, compiled with Numba.
 
 Each function has the name of the function whose rule it follows, in `by_message` or in a file of `rate`. The files
-import one another relatively, so that each form of the kernel (`waterclock.batching.kernels`) imports its own form.
+import one another relatively, so that each form of a file (`waterclock.batching.kernels`) imports the same form of the
+others.
 """
 
 from __future__ import annotations
