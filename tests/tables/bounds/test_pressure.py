@@ -10,12 +10,11 @@ from benchmarks.tables.pressure import A_ROUND, SHAPES, Flow, pages_read, snapsh
 from waterclock.connection import Database
 
 SOME = 20 * A_ROUND
-GROWS = pytest.mark.xfail(reason="rounds of 2,000 keys read four times as many pages at the end", strict=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the one that counts the pages of a database
-@pytest.mark.parametrize("name", [pytest.param(name, marks=GROWS if "2,000 keys" in name else ()) for name in SHAPES])
+@pytest.mark.parametrize("name", SHAPES)
 def test_a_long_run_reads_hardly_more_pages_under_a_snapshot(connect: Callable[[], Database], name: str) -> None:
     database = connect()
     flow = Flow(database.create_table("orders", payload="text", **SHAPES[name].options), SHAPES[name])

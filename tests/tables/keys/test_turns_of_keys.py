@@ -124,6 +124,16 @@ def test_each_of_many_new_keys_gets_a_message_before_one_gets_two(fair: MessageT
         assert sorted(one.payload for one in fair.receive(80)) == [f"{letter}{number}" for letter in letters]
 
 
+@pytest.mark.parametrize(("most", "expected"), [(1, 20), (10, 40), (100, 100)])
+def test_a_small_claim_routes_few_new_messages(
+    fair: MessageTable, database: Database, most: int, expected: int
+) -> None:
+    fair.put_many([{"payload": "x", "customer": str(number)} for number in range(120)])
+    assert len(fair.receive(most)) == most
+    with database.backend.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT sum(routed) FROM orders").scalar_one() == expected
+
+
 def test_the_first_message_of_a_new_key_comes_within_two_messages(fair: MessageTable) -> None:
     _put(fair, *(f"a{number}" for number in range(100)))
     _one_by_one(fair, 10)

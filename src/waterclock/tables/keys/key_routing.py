@@ -36,7 +36,11 @@ from waterclock.tables.model.claims.turns import Behind
 from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 
 _ROUTED_AT_ONCE = 100
-_SKIPPED_AT_ONCE = 300
+_ROUTED_AT_LEAST = 20
+_ROUTED_FOR_EACH = 4
+"""New messages that a claim reads for each one that it wants: they may be of few keys, and all must be routed before
+long. To route a hundred keys, PostgreSQL reads 2,900 pages."""
+_SKIPPED_FOR_EACH = 3  # keys of blocks of messages that a search passes for each message that another one reads
 _WINDOWS = 3  # windows that one claim reads, so that the first ones may be full of few keys
 
 
@@ -48,11 +52,13 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
     if not try_turn(context, connection):
         return
     after = context.turns.routed
+    most = min(_ROUTED_AT_ONCE, max(_ROUTED_AT_LEAST, _ROUTED_FOR_EACH * wanted))
     places: set[Place] = set()
     for number in range(_WINDOWS):
         skips = bool(number) and context.sql.is_bounded and after is not None
-        window = _skip(context, connection, after) if skips else _read(context, connection, after)
-        is_full = len(window) == (_SKIPPED_AT_ONCE if skips else _ROUTED_AT_ONCE)
+        count = _SKIPPED_FOR_EACH * most if skips else most
+        window = (_skip if skips else _read)(context, connection, after, count)
+        is_full = len(window) == count
         is_of_one = is_full and len({(row.key, row.priority) for row in window}) == 1
         # The row of a key stands for all its messages, and later claims mark them.
         has_new = _route(context, connection, window, now, marks=not (skips or (number and is_of_one)))
@@ -65,21 +71,21 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
     context.turns.routed = after
 
 
-def _skip(context: TableContext, connection: SqlConnection, after: Behind | None) -> list[Any]:
+def _skip(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:
     """Read the first message of each of the next keys and priorities behind a place, locked or not."""
-    return list(connection.execute(_next_places(context), {**_named(after), "count": _SKIPPED_AT_ONCE}))
+    return list(connection.execute(_next_places(context), {**_named(after), "count": count}))
 
 
-def _read(context: TableContext, connection: SqlConnection, after: Behind | None) -> list[Any]:
+def _read(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:
     """Lock the next new messages that no other transaction has locked, behind a place."""
     if after is None:
-        return _lock(context, connection, "first", {**lows_of(context), "count": _ROUTED_AT_ONCE})
+        return _lock(context, connection, "first", {**lows_of(context), "count": count})
     if context.sql.is_bounded:
-        return _lock(context, connection, "behind", {**_named(after), "count": _ROUTED_AT_ONCE})
+        return _lock(context, connection, "behind", {**_named(after), "count": count})
     _, key, priority = after
-    found = _lock(context, connection, "same", {"key": key, "priority": priority, "count": _ROUTED_AT_ONCE})
-    if len(found) < _ROUTED_AT_ONCE:
-        found += _lock(context, connection, "later", {"key": key, "count": _ROUTED_AT_ONCE - len(found)})
+    found = _lock(context, connection, "same", {"key": key, "priority": priority, "count": count})
+    if len(found) < count:
+        found += _lock(context, connection, "later", {"key": key, "count": count - len(found)})
     return found
 
 
