@@ -20,6 +20,11 @@ def described(batches: list[Batch], numbers: dict[int, int]) -> list[Described]:
     return [(b.start, b.end, b.closed_at, b.reason, sorted(numbers[id(m)] for m in b.messages), b.run) for b in batches]
 
 
+def numbered(arrivals: list[list[Message]]) -> dict[int, int]:
+    """Number messages by their identity, in the order in which they arrive."""
+    return {id(m): number for number, m in enumerate(m for call in arrivals for m in call)}
+
+
 def described_columns(batches: RateBatches) -> list[Described]:
     return [
         (
@@ -36,9 +41,8 @@ def described_columns(batches: RateBatches) -> list[Described]:
 
 def run_class(arrivals: list[list[Message]], chosen: dict[str, Any], *, flush: bool = True) -> list[Described]:
     batcher = RateAwareBatcher(**chosen, clock=frozen)
-    numbers = {id(m): number for number, m in enumerate(m for call in arrivals for m in call)}
     batches = [batch for call in arrivals for batch in batcher.add(call)]
-    return described(batches + (batcher.flush() if flush else []), numbers)
+    return described(batches + (batcher.flush() if flush else []), numbered(arrivals))
 
 
 def laid_out(arrivals: list[list[Message]], names: list[str]) -> tuple[Any, Any, Any]:

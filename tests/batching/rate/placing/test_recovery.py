@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import pairwise, product
 from random import Random
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.batching.rate.columns import NAMES, described_columns, laid_out, run_class
+from tests.batching.rate.columns import NAMES, described, described_columns, laid_out, numbered, run_class
 from tests.batching.rate.placing.silence import (
     SILENCE,
     a_broken_stream_alone_in_the_silence,
@@ -33,6 +34,8 @@ from waterclock.batching.rate.starts import MOST_RUNS, StartRun, Starts
 from waterclock.errors import LongCallWarning
 from waterclock.message import Message
 from waterclock.time import MIN_NS
+
+FEW = settings.default.max_examples * 2 // 5  # of thousands of messages each
 
 
 @pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR], ids=["ahead", "behind"])
@@ -57,8 +60,7 @@ def test_a_broken_stream_does_not_keep_the_others_from_being_found_after_a_silen
     assert len(detected) >= 40 - 20 - 2
     assert most <= 20 * 15
     columns = RateAwareColumns(NAMES, gated=gated)
-    expected = run_class(arrivals, {"gated": gated}, flush=False)
-    assert described_columns(columns.add(*laid_out(arrivals, NAMES))) == expected
+    assert described_columns(columns.add(*laid_out(arrivals, NAMES))) == described(batches, numbered(arrivals))
 
 
 @pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR], ids=["ahead", "behind"])
@@ -76,11 +78,10 @@ def test_a_broken_stream_that_was_alone_in_the_silence_gives_the_window_back(
     assert set(detected[5:-1]) == {14}
     assert len(detected) >= 60 - 20 - 2
     columns = RateAwareColumns(NAMES, gated=gated)
-    expected = run_class(arrivals, {"gated": gated}, flush=False)
-    assert described_columns(columns.add(*laid_out(arrivals, NAMES))) == expected
+    assert described_columns(columns.add(*laid_out(arrivals, NAMES))) == described(batches, numbered(arrivals))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=FEW)
 @given(
     st.integers(1020, 10**8),
     st.sampled_from([None, *range(SECOND // 2, 5 * SECOND, SECOND // 2)]),
@@ -102,7 +103,8 @@ def test_messages_after_a_long_silence_lie_in_their_own_windows(
     assert not any(b.outside for b in resumed)
     assert {b.end - b.start for b in resumed} == {SECOND}
     columns = RateAwareColumns(NAMES, **chosen)
-    assert described_columns(columns.add(*laid_out(arrivals, NAMES), flush=True)) == run_class(arrivals, chosen)
+    found = described_columns(columns.add(*laid_out(arrivals, NAMES), flush=True))
+    assert found == described(batches, numbered(arrivals))
 
 
 def test_a_window_that_was_empty_in_the_silence_leaves_no_batch() -> None:
@@ -114,7 +116,7 @@ def test_a_window_that_was_empty_in_the_silence_leaves_no_batch() -> None:
     assert described_columns(found) == run_class(arrivals, {})
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=FEW)
 @given(
     st.sampled_from([43 * YEAR, -43 * YEAR]),
     st.sampled_from([None, *range(SECOND // 2, 10 * SECOND, SECOND // 2)]),
@@ -158,26 +160,38 @@ def test_a_stream_whose_clock_breaks_takes_no_window_in_which_two_streams_have_a
     assert described_columns(columns.add(*laid_out(arrivals, NAMES), flush=True)) == run_class(arrivals, {})
 
 
-@pytest.mark.parametrize("offset", [43 * YEAR, -43 * YEAR, HOUR, -HOUR], ids=str)
-@pytest.mark.parametrize("rate", [1, 5, 10])
-@pytest.mark.parametrize("alone", [0, 1, 60])
-def test_a_wrong_clock_that_comes_first_gives_way_to_most_of_the_traffic(offset: int, rate: int, alone: int) -> None:
-    for length, gated in [(None, True), (SECOND // 2, ("det",)), (3 * SECOND, False), (10 * SECOND, ("mon",))]:
-        broken = wild((-alone, 40), offset, rate)
-        arrivals = in_calls(arriving(broken, on_time(pulses("det", 14, 0, 40, phase=0.02))), length)
-        arrivals = [arrivals[0][:1], arrivals[0][1:], *arrivals[1:]]  # the first call is of the wrong clock alone
-        batcher = RateAwareBatcher(gated=gated, clock=frozen)
-        batches: list[Batch] = []
-        for call in arrivals:
-            batches += batcher.add(call)
-            assert batcher.buffered <= 20 * (14 + rate)
-        found = [b for b in batches if at(0) <= b.start < at(50)]
-        assert found[0].start <= at(20)
-        assert {sum(m.stream == "det" for m in b.messages) for b in found[5:-1]} == {14}
-        assert batches[-1] is found[-1]
-        columns = RateAwareColumns(NAMES, gated=gated)
-        expected = run_class(arrivals, {"gated": gated}, flush=False)
-        assert described_columns(columns.add(*laid_out(arrivals, NAMES))) == expected
+OFFSETS, RATES, ALONE = (43 * YEAR, -43 * YEAR, HOUR, -HOUR), (1, 5, 10), (0, 1, 60)
+CALLS = ((None, True), (SECOND // 2, ("det",)), (3 * SECOND, False), (10 * SECOND, ("mon",)))
+"""Lengths of calls, and which streams may gate."""
+
+
+def combinations() -> Iterator[Any]:
+    """Combine all of them in `make soak`; in `make test`, so that each two of their values come together."""
+    for places in product(*map(range, map(len, (OFFSETS, RATES, ALONE, CALLS)))):
+        offset, rate, alone, calls = places
+        values = OFFSETS[offset], RATES[rate], ALONE[alone], *CALLS[calls]
+        is_short = (offset + rate + alone) % len(CALLS) == calls
+        yield pytest.param(*values, marks=() if is_short else pytest.mark.slow, id="-".join(map(str, values)))
+
+
+@pytest.mark.parametrize(("offset", "rate", "alone", "length", "gated"), combinations())
+def test_a_wrong_clock_that_comes_first_gives_way_to_most_of_the_traffic(
+    offset: int, rate: int, alone: int, length: int | None, gated: Any
+) -> None:
+    broken = wild((-alone, 40), offset, rate)
+    arrivals = in_calls(arriving(broken, on_time(pulses("det", 14, 0, 40, phase=0.02))), length)
+    arrivals = [arrivals[0][:1], arrivals[0][1:], *arrivals[1:]]  # the first call is of the wrong clock alone
+    batcher = RateAwareBatcher(gated=gated, clock=frozen)
+    batches: list[Batch] = []
+    for call in arrivals:
+        batches += batcher.add(call)
+        assert batcher.buffered <= 20 * (14 + rate)
+    found = [b for b in batches if at(0) <= b.start < at(50)]
+    assert found[0].start <= at(20)
+    assert {sum(m.stream == "det" for m in b.messages) for b in found[5:-1]} == {14}
+    assert batches[-1] is found[-1]
+    columns = RateAwareColumns(NAMES, gated=gated)
+    assert described_columns(columns.add(*laid_out(arrivals, NAMES))) == described(batches, numbered(arrivals))
 
 
 def starts_are_unique(arrivals: list[list[Message]], lengths: dict[int, str] | None = None) -> list[Batch]:
@@ -208,13 +222,14 @@ def test_a_stall_that_goes_back_short_of_the_grid_gives_no_batch_an_identity_twi
     assert [b.reason for b in batches].count("stall") == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=FEW)
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.sampled_from([0, -1, -2, 1, 7])), min_size=1, max_size=5),
     st.dictionaries(
         st.integers(0, 900), st.sampled_from(["1s", "2s", "999999999ns", "300ms", "1000000001ns", "3s"]), max_size=6
     ),
 )
+@example([(5, -2), (51, -2), (5, -2)], {})  # comes back to a start of a run that is not the last
 def test_no_identity_comes_twice_however_often_time_goes_back_and_lengths_change(
     turns: list[tuple[int, int]], lengths: dict[int, str]
 ) -> None:
@@ -338,7 +353,7 @@ def _clocks_that_break(random: Random) -> list[list[Message]]:
 
 
 @pytest.mark.filterwarnings("ignore::waterclock.errors.LongCallWarning")
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=FEW)
 @given(st.integers(0, 10**6), st.sampled_from([None, math.inf]))
 def test_the_columns_agree_and_nothing_is_lost_where_clocks_break_and_come_again(seed: int, timeout: Any) -> None:
     arrivals = _clocks_that_break(Random(seed))  # noqa: S311  # messages, not secrets
