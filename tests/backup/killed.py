@@ -1,18 +1,20 @@
 """A process that forks backups and restores, each killed at a later one of its accesses to files than the one before.
 
-It prints ``killed`` after each, and waits for a line, so that what was left can be looked at; ``done`` after the first
-that came to its end.
+It reads what to do from lines of JSON. It prints ``killed`` after each kill, and waits for a line, so that a test can
+look at the remains; ``done`` after the first fork that ended by itself.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +74,18 @@ def _run(work: Callable[[], None], kill_at: int) -> bool:
     return code == 0
 
 
-def main(what: str, url: str, ledgers: str, folder: str) -> None:
+def main() -> None:
     _import_all()
-    work = {"backup": backup, "restore": restore}[what]
-    kill_at = 1
-    while not _run(lambda: work(url, ledgers, folder), kill_at):
-        print("killed", flush=True)
-        sys.stdin.readline()
-        kill_at += 1
-    print("done", flush=True)
+    while request := sys.stdin.readline():
+        what, *places = json.loads(request)
+        step = partial({"backup": backup, "restore": restore}[what], *places)
+        kill_at = 1
+        while not _run(step, kill_at):
+            print("killed", flush=True)
+            sys.stdin.readline()
+            kill_at += 1
+        print("done", flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

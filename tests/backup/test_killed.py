@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
 from tests.backup.contents import messages, rows
 
 import waterclock as wc
@@ -18,21 +20,37 @@ from waterclock.errors import NotFoundError
 ROOT = Path(__file__).parents[2]
 FEWEST = 10  # kills; where they are fewer, they were not looked for in the right place
 
+Kills = Callable[..., Iterator[None]]
 
-def kills(what: str, url: str, ledgers: Path | str, folder: Path) -> Iterator[None]:
-    """Go on after each kill, until it was done without one."""
-    command = [sys.executable, "-m", "tests.backup.killed", what, url, str(ledgers), str(folder)]
-    count = 0
+
+@pytest.fixture(scope="module")
+def killing() -> Generator[subprocess.Popen[str]]:
+    """Start the process that forks; importing and warming up takes it more than a second."""
+    command = [sys.executable, "-m", "tests.backup.killed"]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
         assert process.stdin is not None
-        assert process.stdout is not None
-        while process.stdout.readline() == "killed\n":
+        process.stdin.close()
+    assert process.returncode == 0
+
+
+@pytest.fixture
+def kills(killing: subprocess.Popen[str]) -> Kills:
+    """Return a function that goes on after each kill, until the backup or restore has ended without one."""
+
+    def each(what: str, *places: object) -> Iterator[None]:
+        assert killing.stdin is not None
+        assert killing.stdout is not None
+        print(json.dumps([what, *map(str, places)]), file=killing.stdin, flush=True)
+        count = 0
+        while (said := killing.stdout.readline()) == "killed\n":
             count += 1
             yield
-            process.stdin.write("\n")
-            process.stdin.flush()
-    assert process.returncode == 0
-    assert count > FEWEST
+            print(file=killing.stdin, flush=True)
+        assert said == "done\n"
+        assert count > FEWEST
+
+    return each
 
 
 def _is_whole(folder: Path) -> bool:
@@ -45,20 +63,22 @@ def _is_whole(folder: Path) -> bool:
 
 
 def test_a_killed_backup_is_incomplete_and_the_next_one_completes_it(
-    source: wc.Database, folder: Path, tmp_path: Path
+    kills: Kills, source: wc.Database, folder: Path
 ) -> None:
-    left = [_is_whole(folder) for _ in kills("backup", str(source.backend.url), source.ledgers, folder)]
+    left = [_is_whole(folder) for _ in kills("backup", source.backend.url, source.ledgers, folder)]
     assert left == sorted(left), "what is whole once stays so"
     assert left.count(False) > FEWEST
     assert _is_whole(folder)
 
 
-def test_a_killed_second_backup_leaves_the_first_or_is_whole(source: wc.Database, folder: Path, tmp_path: Path) -> None:
+def test_a_killed_second_backup_leaves_the_first_or_is_whole(
+    kills: Kills, source: wc.Database, folder: Path, tmp_path: Path
+) -> None:
     first = source.backup(folder)
     topic = source.topic("telemetry")
     topic.truncate(wc.Position(2, 0, 0), force=True)
     topic.seal()
-    seen = {check_backup(folder).taken_at for _ in kills("backup", str(source.backend.url), source.ledgers, folder)}
+    seen = {check_backup(folder).taken_at for _ in kills("backup", source.backend.url, source.ledgers, folder)}
     assert first.taken_at in seen
     wc.restore(folder, f"sqlite:///{tmp_path}/copy.db")
     with wc.connect(f"sqlite:///{tmp_path}/copy.db") as copy:
@@ -68,7 +88,7 @@ def test_a_killed_second_backup_leaves_the_first_or_is_whole(source: wc.Database
     assert len(list(folder.rglob("*.parquet"))) == 2
 
 
-def test_a_killed_restore_leaves_no_database(source: wc.Database, folder: Path, tmp_path: Path) -> None:
+def test_a_killed_restore_leaves_no_database(kills: Kills, source: wc.Database, folder: Path, tmp_path: Path) -> None:
     source.backup(folder)
     copy, ledgers = tmp_path / "copy.db", tmp_path / "copy-ledgers"
     for _ in kills("restore", f"sqlite:///{copy}", ledgers, folder):
