@@ -32,6 +32,7 @@ from waterclock.tables.keys.in_flight import has_claimable
 from waterclock.tables.keys.turn_levels import (
     ASLEEP,
     ENDED,
+    HAS_TURN,
     PACED,
     from_low,
     has_turn,
@@ -89,7 +90,14 @@ def state_of(row: Any) -> KeyState:
 
 _WOKEN_AT_ONCE = 100
 
-_IS_PACED = message_keys.c.is_due == sa.literal_column(str(PACED))
+
+def _is_in(state: int) -> sa.ColumnElement[bool]:
+    """Return the condition that a row sleeps, `ASLEEP` or `PACED`, with that of the index, which SQLite needs."""
+    is_due = message_keys.c.is_due
+    return (is_due == sa.literal_column(str(state))) & (is_due != sa.literal_column(str(HAS_TURN)))
+
+
+_IS_PACED = _is_in(PACED)
 
 
 def next_turns(
@@ -207,7 +215,7 @@ def _has_slept(context: TableContext, now: sa.ColumnElement[int]) -> list[sa.Col
 
 
 def _sleeps(context: TableContext, state: int) -> sa.ColumnElement[bool]:
-    return from_low(state) if context.sql.is_bounded else message_keys.c.is_due == sa.literal_column(str(state))
+    return from_low(state) if context.sql.is_bounded else _is_in(state)
 
 
 def some_slept(context: TableContext) -> sa.ColumnElement[bool]:
