@@ -176,7 +176,7 @@ def test_an_ingest_reads_the_same_file(file: Path) -> None:
         (f'{BATCH}by = "id"', r"line 2: batch.id_of is missing"),
         (f'{BATCH}by = "id"\nid_of = ""', r"line 8: batch.id_of must be a non-empty string"),
         (f'{BATCH}by = "id"\nid_of = "pulse"', r"line 5: no key named batch.window"),
-        (f'{BATCH}by = "id"\nid_of = "pulse"\nstreams = []', r"line 9: batch.streams = \[\]: streams must name every"),
+        (f'{BATCH}by = "id"\nid_of = "pulse"\nstreams = []', r"line 9: batch.streams = \[\]: streams must name all"),
         (f'{BATCH}streams = ["a"]', r"line 7: batch.streams can only be used with by = 'id', got by = 'event_time'"),
         (f'{BATCH}by = "weight"', r"line 7: batch.by must be one of event_time, rate, id, got 'weight'"),
         (

@@ -185,7 +185,7 @@ def test_batches_can_be_turned_around() -> None:
         ([0, 1], [0, 0], None, "integers ≥ 0 and < 1, got 0 to 1"),
         ([-1], [0], None, "integers ≥ 0 and < 1, got -1"),
         ([0], [0], [0], "calls must be ascending offsets from 0 to 1 "),
-        ([0, 0], [0, 0], [0, 2, 1, 2], "calls must ascend"),
+        ([0, 0], [0, 0], [0, 2, 1, 2], "calls must be ascending"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(streams: Any, times: Any, bounds: Any, said: str) -> None:

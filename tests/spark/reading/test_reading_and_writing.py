@@ -157,7 +157,7 @@ def test_batches_whose_payloads_were_deleted_are_written_without_them_where_that
     kept = [message.position for message in topic.read(wc.Position(1, 0, 0))]
     assert outcomes.count()  # only then it is persisted
     topic.truncate(wc.Position(1, 0, 0))
-    with pytest.raises(PySparkException, match=r"no message at 0:.* With failOnDataLoss=false, messages"):
+    with pytest.raises(PySparkException, match=r"no message at 0:.* set failOnDataLoss=false for deleted messages"):
         rows.write.format("waterclock").options(**place).mode("append").save()
     rows.write.format("waterclock").options(**place, failOnDataLoss=False).mode("append").save()
     outcomes.unpersist()

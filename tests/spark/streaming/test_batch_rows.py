@@ -230,8 +230,8 @@ def test_a_batch_that_exceeds_the_memory_of_java_is_named_with_its_topic_positio
     batches = batches.append_column("outside", pa.array([0] * batches.num_rows))
     assert sum(rows.num_rows for rows in outputs._encode(iter([batches]), source, heap=80_000)) == len(SIZES) + 1
     named = (
-        r"source 'press', whose first message is at 0:8:0 of topic 'telemetry': its 1 messages exceed Java's memory:"
-        r" they have 1\d,\d{3} bytes, and Java has 40,000 .* spark\.driver\.memory"
+        r"source 'press', whose first message is at 0:8:0 of topic 'telemetry': its 1 messages exceed Java's memory of"
+        r" 40,000 bytes: they have 1\d,\d{3} bytes, .* spark\.driver\.memory"
     )
     with pytest.raises(wc.UnavailableError, match=named):
         list(outputs._encode(iter([batches]), source, heap=40_000))
