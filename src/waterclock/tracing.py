@@ -89,7 +89,7 @@ class Tracing:
 
     @contextmanager
     def putting(self, table: str, rows: Any) -> Generator[Iterable[Mapping[str, Any]]]:
-        """Record a span of a put; yield the rows with the headers that pass it on. Rows that a put refuses stay so."""
+        """Record a span of a put; yield the rows with the headers that pass it on. Invalid rows stay unchanged."""
         given = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str | bytes | Mapping) else []
         is_valid = bool(given) and all(isinstance(row, Mapping) for row in given)
         ids = [row["id"] for row in given if row.get("id") is not None] if is_valid else []

@@ -19,6 +19,6 @@ def waterclock_clock() -> Clock:
 
 @pytest.fixture
 def waterclock_database(tmp_path: Path, waterclock_clock: Clock) -> Generator[Database]:
-    """Return an empty database in a file of the test's own, by that clock."""
+    """Return an empty database in a temporary file, which uses that clock."""
     with connect(f"sqlite:///{tmp_path / 'waterclock.db'}", clock=waterclock_clock) as database:
         yield database

@@ -43,7 +43,7 @@ class _ReadAhead(NamedTuple):
 
 
 class Subscription(Closing):
-    """A named, durable reading position in a topic. Made by `Topic.subscribe`; usable in ``with``.
+    """A named, durable reading position in a topic. Created by `Topic.subscribe`; usable in ``with``.
 
     One reader at a time holds a subscription, from its first `read` until it is closed, or idle for as long as the
     lease. Messages that were read but not committed are read again by the next reader: at least once.
@@ -112,8 +112,8 @@ class Subscription(Closing):
         Raises
         ------
         LeaseLostError
-            If the subscription was moved by `seek`, or taken over after the lease, since it was last read. What
-            was read is then delivered again.
+            If the subscription was moved by `seek`, or taken over after the lease, since it was last read. The messages
+            that were read are then delivered again.
         """
         with self._lock:
             if self._at != self._committed:
@@ -129,11 +129,11 @@ class Subscription(Closing):
             A position, a time (the first message at or after it; a duration means how long ago), or ``"earliest"`` or
             ``"latest"``.
         by
-            Which time that is, as for `Topic.find`. One message of a producer whose clock is far ahead is found for
-            every publish_time up to its own; "effective_time" is not misled by it.
+            The time to which ``to`` refers, as in `Topic.find`. A message of a producer whose clock is far ahead is
+            found for every publish_time up to its own; "effective_time" avoids this.
         filter_older
-            With a time: messages after that place whose own time, the one that ``by`` names, is earlier are not
-            delivered. There are such messages because producers' clocks disagree.
+            With a time: also skip messages after that place whose own time (the one that ``by`` names) is earlier. Such
+            messages exist if producers' clocks disagree.
 
         Returns
         -------

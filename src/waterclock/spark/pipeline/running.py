@@ -81,11 +81,12 @@ def run_pipelines(
         Called from time to time with the progress of each.
     stopping
         Called from time to time; True stops the pipelines. The micro-batches under way are finished first, if that
-        takes no longer than `FINISH_WITHIN_S`; one that takes longer comes again, under its number, with the next run.
+        takes no longer than `FINISH_WITHIN_S`; one that takes longer is run again, with the same number, by the next
+        run.
 
     Topics and tables are not checked first: `waterclock.spark.pipeline.preflight.check_places` does so, without Spark.
 
-    Of two runs on one checkpoint, the one that was started later goes on, and the other ends with an error.
+    If two runs use one checkpoint, the later one continues, and the other ends with an error.
     """
     for pipeline in pipelines:
         refuse_remote(pipeline)
@@ -129,11 +130,11 @@ def run_pipeline(
 def replay_pipeline(spark: SparkSession, pipeline: Pipeline, since: int, until: int) -> Progress:
     """Batch the messages of a range of time again, and write them to the outputs.
 
-    Adjoining ranges return each batch once, and overlapping ones the same batches: those of the whole topic that start
-    in the range. Batches that later messages could still change are left out, unless the topic has ended. Batches that
-    are already in a message table stay unchanged. Rejected messages and Parquet files get a name with the range, so
-    that the same replay, run again, changes nothing. Of two replays of one range at the same time, the one that was
-    started later goes on.
+    Adjacent ranges return each batch once, and overlapping ranges return the same batches: those of the whole topic
+    that start in the range. Batches that later messages could still change are left out, unless the topic has ended.
+    Batches that are already in a message table stay unchanged. Rejected messages and Parquet files get a name with the
+    range, so that the same replay, run again, changes nothing. If two replays of one range run at the same time, the
+    later one continues.
 
     Parameters
     ----------

@@ -59,7 +59,7 @@ def as_messages(
         A row for each message, from any source.
     source, stream
         Text; another type is written as text. Bytes that are not UTF-8 end the query with an error that shows them:
-        write such ones as ``hex(key)``, or leave them out.
+        convert such bytes with ``hex(key)``, or filter them out.
     event_time, receive_time
         BIGINT, nanoseconds since the epoch, or TIMESTAMP. Spark's timestamps end at microseconds: further digits are
         lost before Waterclock sees them, so messages that differ by less count as simultaneous.
@@ -103,9 +103,9 @@ def messages_from_kafka(
     source, stream
         Which device or instrument a record is from, and which kind of measurement it is. The records of a source have
         to be in one Kafka partition, as those of a key are in one Kafka topic. If they are in several, drop ledger,
-        entry and index, which are in no common order then: messages are taken in order of receive time.
+        entry and index, which then have no common order; messages are then taken in order of receive time.
     event_time
-        When it happened, BIGINT ns or TIMESTAMP, out of the value perhaps. Kafka's own timestamp, which ends at
+        When it happened, BIGINT ns or TIMESTAMP, perhaps taken from the value. Kafka's own timestamp, which ends at
         milliseconds, is the producer's, or the broker's if the Kafka topic has ``LogAppendTime``.
     receive_time
         When it was received.

@@ -76,21 +76,21 @@ def table(
     topic
         Name of the topic.
     files
-        The URL under which Spark finds the folder or bucket that Waterclock knows as ``ledgers``, if that is not the
-        same place under Spark's own name for it (``file://`` for a folder, ``s3a://`` for ``s3://``, or the same URL).
+        The URL under which Spark finds the folder or bucket that Waterclock knows as ``ledgers``, if it differs from
+        Spark's usual name for that place (``file://`` for a folder, ``s3a://`` for ``s3://``, or the same URL).
     since, until
         Begin at, and stop before, the first message at or after that time, as ``startingTimestamp`` and
         ``endingTimestamp`` of the format ``waterclock`` do. Ledgers outside are not opened.
     by
-        Which time that is, as for `waterclock.topics.topic.Topic.find`.
+        The time to which these refer, as in `waterclock.topics.topic.Topic.find`.
 
     Returns
     -------
     DataFrame
-        The columns of the format ``waterclock``, a row for each message, in no order: the messages of the topic at the
-        time of this call, however long the DataFrame is used and ledgers are sealed meanwhile. A file that is replaced
-        by a compaction or whose ledgers are deleted stays for an hour; after that a query ends with Spark's error,
-        which names it. Create the DataFrame again then.
+        The columns of the format ``waterclock``, a row for each message, unordered: the messages that the topic had at
+        the time of this call, even if ledgers are sealed while the DataFrame is used. A file that is replaced by a
+        compaction or whose ledgers are deleted stays for an hour; after that a query ends with Spark's error, which
+        names it. Create the DataFrame again then.
 
     Raises
     ------

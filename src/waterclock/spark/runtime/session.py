@@ -76,15 +76,15 @@ def session(
     Parameters
     ----------
     master
-        ``"local[*]"`` (embedded, every core), ``"local[2]"``, or the URL of a cluster; of a Spark Connect server with
-        ``sc://``. None: ``"local[*]"``.
+        ``"local[*]"`` (embedded, every core), ``"local[2]"``, or the URL of a cluster, or of a Spark Connect server
+        (``sc://…``). None: ``"local[*]"``.
     log
         File for Spark's log, with the traces of its errors. Without it, Spark writes errors to stderr,
         the first line of each.
     app_name
         The name shown in Spark's own logs and pages.
     conf
-        Spark's own settings, which win over the defaults here: ``session(**{"spark.driver.memory": "4g"})``.
+        Spark's own settings, which override the defaults here: ``session(**{"spark.driver.memory": "4g"})``.
 
     Raises
     ------

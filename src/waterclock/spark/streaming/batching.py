@@ -77,30 +77,30 @@ def event_time_batches(
     df
         Messages, batch or streaming: a topic read with the option ``packed`` of the format ``waterclock``, a stream
         with ``buckets``, or anything with columns source and stream (STRING), event_time and receive_time (BIGINT ns,
-        or TIMESTAMP, which ends at microseconds) and, if they come from a topic, their position: ledger, entry
-        (BIGINT) and index (INT). Other columns, such as the payload, are not read.
-        With positions a source's messages are taken in that order, and a receive time
-        that lies behind an earlier one counts as that one, as it does for a reader of the topic; without, each counts
-        as it is, in a stream as long as no earlier micro-batch was further.
+        or TIMESTAMP, which ends at microseconds) and, if they come from a topic, their position: ledger, entry (BIGINT)
+        and index (INT). Other columns, such as the payload, are not read. With positions, a source's messages are taken
+        in that order, and a receive time behind an earlier one counts as the earlier one, as for a reader of the topic.
+        Without positions, each receive time counts as it is; in a stream, unless an earlier micro-batch was already
+        further.
     window, max_delay, max_lead, on_conflict, gap, boundaries
         As of `waterclock.EventTimeBatcher`.
     max_skew
-        Of a stream only: how far a receive time may lie behind the newest one of earlier micro-batches, of any source.
-        So much after a window's time it closes for a source that sends nothing more. See Notes.
+        For a stream only: how far a receive time may be behind the newest one of earlier micro-batches, of any source.
+        The windows of a source that falls silent close this much later. See Notes.
     buckets
-        Of a stream only: in how many parts its state is kept, and so how many tasks can judge at the same time. A
-        checkpoint belongs to its number of buckets. Default: as many as the option ``buckets`` of the format
-        ``waterclock`` said, else 64.
+        For a stream only: into how many parts its state is divided, and so how many tasks can batch at the same time. A
+        checkpoint is tied to its number of buckets. Default: the option ``buckets`` of the format ``waterclock``, or
+        else 64.
 
     Returns
     -------
     DataFrame
         One row per batch: id (STRING, as `waterclock.Batch.id`), source, start, end, closed_at (BIGINT ns), reason
-        (``"timeout"``, ``"gap"``, ``"conflict"`` or ``"boundary"``: a replay is judged as if the clock had run to its
-        end), run (BIGINT ns) and number (BIGINT, null by time), as of `waterclock.Batch`, count (INT), outside (INT, as
-        the sum of `waterclock.Batch.outside`), offsets (MAP<STRING, BIGINT>, as of `waterclock.Batch`; null unless
-        clocks are aligned), streams (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order
-        of event time and stream, laid out as `waterclock.columnar.records` says).
+        (``"timeout"``, ``"gap"``, ``"conflict"`` or ``"boundary"``: a replay acts as if the clock had run to its end),
+        run (BIGINT ns) and number (BIGINT, null by time), as of `waterclock.Batch`, count (INT), outside (INT, as the
+        sum of `waterclock.Batch.outside`), offsets (MAP<STRING, BIGINT>, as of `waterclock.Batch`; null unless clocks
+        are aligned), streams (ARRAY<STRING>) and messages (BINARY: their times, streams and positions in order of event
+        time and stream, laid out as `waterclock.columnar.records` says).
 
     Raises
     ------
@@ -110,15 +110,15 @@ def event_time_batches(
 
     Notes
     -----
-    The messages of one source meet in one task. If they have positions it judges them a million at a time, so that its
-    memory holds these and the open windows; otherwise it holds about 200 bytes for each message. `event_time_outcomes`
-    returns the rejected messages from the same pass.
+    All messages of a source are batched in one task. If they have positions, the task batches a million at a time, and
+    its memory holds these and the open windows; otherwise it holds about 200 bytes for each message.
+    `event_time_outcomes` returns the rejected messages from the same pass.
 
-    In a stream a source's own messages close its windows. For sources that fall silent the receive times of the others
-    do it: once these have passed t + ``max_skew``, the stream calls ``advance(t)``, which is a promise that nothing
-    received at or before t comes later. While the topic keeps it, the batches are those of a replay. A message that
-    breaks it is judged as received now, so it may be rejected as late: never lost, nor in a batch given out before.
-    If all sources are silent nothing closes until something arrives.
+    In a stream, a source's own messages close its windows. If a source falls silent, the receive times of other sources
+    close them: once these have passed t + ``max_skew``, the stream calls ``advance(t)``, a promise that nothing
+    received at or before t comes later. While the topic keeps this promise, the batches equal those of a replay. A
+    message that breaks it is treated as received now. It may be rejected as late, but it is neither lost nor added to a
+    batch that was already returned. If all sources are silent, nothing closes until a message arrives.
     """
     return batches_of(
         event_time_outcomes(df, window, max_delay, max_lead, on_conflict, max_skew, buckets, gap, boundaries)
@@ -146,16 +146,16 @@ def event_time_outcomes(
     Parameters
     ----------
     ended
-        Of a replay only: whether nothing comes behind these messages. False leaves out the last batches of each source,
-        which messages behind could still change: those that its own receive times have not closed.
+        For a replay only: whether there are no later messages. False leaves out the last batches of each source, which
+        later messages could still change: those that the source's own receive times have not closed.
     span
-        Of a replay with positions only: return the outcomes of this range, from messages that reach beyond it.
+        For a replay with positions only: return the outcomes of this range, from messages that reach beyond it.
 
     Returns
     -------
     DataFrame
         Columns `waterclock.columnar.streams.outcome_rows.OUTCOMES_SCHEMA`, for `batches_of` and `rejected_of`. The sum
-        of ``count`` by ``rejection`` says how many messages got which verdict. Of a stream, take both from the
+        of ``count`` by ``rejection`` is the number of messages with each outcome. For a stream, take both from the
         DataFrame that ``foreachBatch`` gets: two queries would batch twice.
     """
     rule = EventTimeRule.checked(window, max_delay, max_lead, on_conflict, gap, boundaries)

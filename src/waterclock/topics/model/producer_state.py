@@ -122,8 +122,8 @@ class ProducerState:
         """Return the earlier append if this one is a repeat; None if it is new.
 
         Raises `ProducerFencedError` if a newer instance of the producer has taken over. Raises `NumbersUsedError` if
-        its numbers were used for other messages, were appended in part, or lie before the last without having been
-        appended.
+        its numbers were used for other messages, were appended in part, or are lower than the last number but were
+        never appended.
         """
         if append.producer_epoch is not None and append.producer_epoch < self.producer_epoch:
             raise ProducerFencedError(

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def enforce_retention(storage: Storage, *, force: bool = False) -> int:
-    """Delete the ledgers of which all messages are older than the topic's retention; return how many."""
+    """Delete the ledgers whose messages are all older than the topic's retention; return how many."""
     with storage.backend.snapshot() as connection:
         retention = storage.row(connection)["retention"]
     if retention is None:
