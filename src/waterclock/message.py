@@ -58,7 +58,7 @@ class Message:
     publish_time
         When its producer sent it. A topic fills it in with the database's clock if it is None.
     receive_time
-        When we received it ("processing time" in *Message Batching*). Filled in likewise.
+        When we received it ("processing time" in *Message Batching*). Filled in like ``publish_time``.
     headers
         Text by text, for example a group.
     position

@@ -44,10 +44,10 @@ def timeline(
     """Draw batches and rejected messages over event time, as SVG text of at most about 200 kB.
 
     Every message is a dot at its event time, at the height of its stream, with another colour if it lies outside its
-    batch's window; above 9,000 messages, bars count them instead. A window is a shaded area, and a cut window has a
-    torn right edge; above 640 windows, one area shows the time that they cover together. Each kind of rejected message
-    has its own colour and shape. The legend names and counts every reason that the picture shows. The same input
-    produces the same bytes.
+    batch's window. If there are more than 9,000 messages, bars show their counts instead. A window is a shaded area,
+    and a cut window has a torn right edge; above 640 windows, one area shows the time that they cover together. Each
+    kind of rejected message has its own colour and shape. The legend names and counts every reason that the picture
+    shows. The same input produces the same bytes.
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class DatabaseMetrics(Collector):
-    """Collects the metrics of a database when Prometheus asks. Answers also while the database is unavailable.
+    """Collects the metrics of a database when Prometheus asks. Works even while the database is unavailable.
 
     ``open_database`` returns the database, and is called until it succeeds. ``limit`` is how many tables, and topics,
     and subscriptions, have a label of their own.

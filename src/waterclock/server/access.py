@@ -159,9 +159,9 @@ def asks_for_page(path: str, headers: Headers) -> bool:
 class Access:
     """Identifies the sender of a request, and writes the audit log.
 
-    On a loopback address every caller has all rights, because other programs of this machine could read the database as
-    well. Web pages must not have them: their requests name another host (DNS rebinding) or come from another origin
-    (CSRF).
+    On a loopback address, every caller has all rights, because other programs on this machine could read the database
+    anyway. Web pages must not have these rights: their requests name another host (DNS rebinding) or come from another
+    origin (CSRF).
     """
 
     def __init__(self, app: ASGIApp, database: Database, policy: Policy, known: KnownTokens) -> None:

@@ -106,7 +106,7 @@ class KafkaIngest:
         self._wishes_stop = True
 
     def reload(self, read: Callable[[], KafkaPlan]) -> None:
-        """Go on with the rules of another plan. Safe in a signal handler."""
+        """Switch to the rules of another plan. Safe in a signal handler."""
         self._new_plan = read
 
     def run(self) -> None:

@@ -95,7 +95,7 @@ class OpenPartitions:
         Parameters
         ----------
         revoked
-            Whether the group asks for it, and waits for the answer, also if nothing is left to unassign.
+            Whether the group asks for it: then it waits for an answer, even if nothing is left to unassign.
         """
         dropped: list[Place] = []
         for place in places:

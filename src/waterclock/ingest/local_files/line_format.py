@@ -16,7 +16,7 @@ from waterclock.message import Message
 from waterclock.time import TimeUnit
 
 FormatName = Literal["jsonl", "csv", "collectd", "parquet"]
-"""Only ``parquet`` is not read by lines."""
+"""All but ``parquet`` are read by lines."""
 
 ParseLine = Callable[[bytes], Message]
 """Parses one line without its end; raises InvalidArgumentError with the reason."""

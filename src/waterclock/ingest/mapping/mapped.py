@@ -21,7 +21,7 @@ class Reading(NamedTuple):
 
 
 class UntimedError(InvalidArgumentError):
-    """A retained message has no event time: it may be of any age, so the time of receipt cannot stand for it."""
+    """A retained message has no event time. It may be of any age, so the receive time cannot be used instead."""
 
 
 @dataclass(frozen=True)

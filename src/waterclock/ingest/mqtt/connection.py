@@ -221,7 +221,7 @@ class Connection:
                 )
 
     def watch_dropped(self) -> None:
-        """Subscribe to the broker's count of dropped messages; brokers that have none refuse, or say nothing."""
+        """Subscribe to the broker's count of dropped messages. Brokers without one refuse, or send nothing."""
         self._client.subscribe(DROPPED_TOPIC, 0)
 
     def unsubscribe(self, filters: Sequence[str]) -> None:

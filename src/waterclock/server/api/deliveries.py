@@ -113,7 +113,7 @@ async def stream(
     consumer: Consumer,
     limit: Annotated[int, Query(ge=1, le=_MOST_STREAMED)] = 1,
 ) -> StreamingResponse:
-    """Take messages as server-sent events named ``delivery``, of which at most ``limit`` are not over at a time."""
+    """Take messages as server-sent events named ``delivery``, with at most ``limit`` unfinished messages at a time."""
     table = await _open(act, request)
     events = _events(act, request, table, consumer, limit)
     return StreamingResponse(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})

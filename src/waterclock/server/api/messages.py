@@ -69,7 +69,7 @@ class DeadLetterIdsBody(IdsBody):
 
 
 class RescheduleBody(IdsBody):
-    """Which messages to send when."""
+    """Which messages to send, and when."""
 
     at: TimeValue
     epoch: StrictInt | None = None
