@@ -79,8 +79,8 @@ class EventTimeStream:
         arrived
             In any order; messages with positions are taken in the order of these, others in order of receive time.
         watermark
-            A promise, ms since the epoch: messages received before it came earlier. Any among these are judged as
-            received then. 0: no promise.
+            A promise, ms since the epoch, that messages received before it have come already. If some are among these,
+            they count as received then. 0: no promise.
 
         Returns
         -------

@@ -68,8 +68,8 @@ class IdStream:
         arrived
             `NUMBERED` messages in any order; they are taken in order of their positions.
         watermark
-            A promise, ms since the epoch: messages received before it came earlier. Any among these are judged as
-            received then. 0: no promise.
+            A promise, ms since the epoch, that messages received before it have come already. If some are among these,
+            they count as received then. 0: no promise.
 
         Returns
         -------

@@ -31,8 +31,9 @@ def judge(
 ) -> Iterator[pa.RecordBatch]:
     """Find the batches of packed messages.
 
-    If messages have positions, a source's messages are taken in that order. A message with a receive time before that
-    of an earlier one is judged as received with it, as by a batcher that reads the topic message by message.
+    If messages have positions, a source's messages are taken in that order. If a message's receive time is before that
+    of an earlier message, it counts as received with that message, as for a batcher that reads the topic message by
+    message.
 
     Parameters
     ----------

@@ -93,8 +93,8 @@ class RateStream:
         arrived
             Messages with positions.
         watermark
-            A promise, ms since the epoch: what any source receives before it is among these or came earlier.
-            0 promises nothing. By it sources are forgotten, and nothing else.
+            A promise, ms since the epoch, that all messages received before it are among these or came earlier. 0: no
+            promise. It only decides which sources are forgotten.
         flush
             Return everything at the end.
 

@@ -18,7 +18,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class SourceSessions(NamedTuple):
-    """The lives into which the messages of sources are split."""
+    """The sessions into which the messages of sources are split."""
 
     of_message: Ints  # for each message, its life; the first one of each source has the source's number
     sources: Ints  # for each life, its source
@@ -27,7 +27,7 @@ class SourceSessions(NamedTuple):
 
     @classmethod
     def endless(cls, many: ManySources) -> SourceSessions:
-        """Return one unended life for each source."""
+        """Return one open session for each source."""
         every = np.arange(len(many.source_names))
         return cls(many.sources.astype(np.int64), every, every, np.zeros(len(every), np.bool_))
 
@@ -51,7 +51,7 @@ class SourceSessions(NamedTuple):
         after
             ns.
         promised
-            All messages received before it, ns, are among these: lives that no later message can continue end.
+            All messages received before it, ns, are among these: sessions that no later message can continue end.
         """
         sources = many.sources[is_new]
         received = np.ascontiguousarray(many.messages["receive_time"][is_new])
@@ -81,11 +81,11 @@ class SourceSessions(NamedTuple):
 
     @property
     def go_on(self) -> npt.NDArray[np.intp]:
-        """The sources whose last life does not end."""
+        """The sources whose last session is open."""
         return np.flatnonzero(~self.ends[self.last])
 
     def name(self, many: ManySources) -> ManySources:
-        """Turn each life into a source of its own, of the same name."""
+        """Turn each session into a source of its own, of the same name."""
         return many._replace(
             source_names=many.source_names.take(pa.array(self.sources)), sources=self.of_message.astype(np.int32)
         )

@@ -22,7 +22,7 @@ LOOK_BACK_AT_LEAST = 30.0
 """Seconds after which a search begins at the lowest key, in case a server's clock or a sequence was set back."""
 
 LOOK_BACK_SHARE = 20
-"""After a slow search from the lowest key, the next one comes no sooner than after so many times as long."""
+"""After a search from the lowest key, the next such search waits at least this many times as long as it took."""
 
 DISTRUST_FOR = 600.0
 """Seconds without a bound after a search found something below it: plain SQL sets keys that no trigger sees."""
@@ -35,8 +35,9 @@ UNUSED_FOR = 60.0  # seconds after which a priority of which nothing is found le
 CLOCK_STEP = 100_000_000  # how far a bound of times stays behind the clock, ns: a corrected clock goes back by less
 
 LATE_BY = 250_000_000
-"""From how long before the current time on a trigger marks a message as late that is put or changed, ns. One statement
-that puts very many messages takes longer."""
+"""A trigger marks a message as late if it is put or changed with a due time at least this far in the past, ns. One
+statement that puts very many messages takes longer.
+"""
 
 SAVE_EVERY = 10.0  # seconds between two writes of the bounds to the database, from which a new process reads them
 
@@ -48,7 +49,7 @@ processes that each live for a few seconds would never find a message below them
 MOST_OWNERS = 100  # consumers of exclusive groups in a process that have bounds: a process may use any number of names
 
 WRITTEN_WITHIN = 1_000_000_000
-"""How long after a trigger of a row has read the clock the entries of that row are in the indexes, ns."""
+"""Within this time (ns) after a row's trigger has read the clock, the row's entries are in the indexes."""
 
 _ORDER = itertools.count(1)
 
@@ -87,7 +88,7 @@ class ProvenBound:
     It advances in three searches. The first one ends at a key without finding anything. The transaction of the second
     one gets an id, and those that were in progress during the first search have lower ones. The third one begins once
     these have ended, so it sees their messages: if it finds nothing either, the bound is the key. The id of the first
-    search's own transaction would not do, because that may have got it before it searched.
+    search's own transaction would not suffice: the transaction may have got it before it searched.
     """
 
     def __init__(self, lowest: int, value: int | None = None, checked: int = 0) -> None:
