@@ -66,7 +66,7 @@ COMMENTS = {
     r"AS first_new": "The first message that must be routed before the claim.",
     r"AS of_unassigned": "The highest priority of the groups without an owner.",
     r"AS of_mine": "The highest priority of the consumer's own groups.",
-    r"ORDER BY waterclock_groups\.ready_at, waterclock_groups\.first_seq": "The groups that became due first. Groups"
+    r"ORDER BY \w+\.ready_at, \w+\.first_seq": "The groups that became due first. Groups"
     " due at the same time come in the order in which they began.",
     r"calls\.ack_held_at IS NULL": "Leaves out messages whose ack is held back.",
     r"^WHERE waterclock_groups\.ctid = ANY": "Reads the rows by their physical addresses, whatever the statistics."

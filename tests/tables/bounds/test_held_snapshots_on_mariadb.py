@@ -11,6 +11,7 @@ from tests.support.statements import Statement, statements_of
 from tests.tables.plans import pages
 
 from waterclock.connection import Database
+from waterclock.tables.groups.group_state import lock_groups
 from waterclock.tables.message_table import MessageTable
 
 pytestmark = [pytest.mark.parametrize("database_url", ["mariadb"], indirect=True), pytest.mark.both_servers]
@@ -24,8 +25,8 @@ def pass_through(table: MessageTable, **message: str) -> None:
         table.ack(claimed)
 
 
-def locked_otherwise(database: Database, seen: list[Statement]) -> list[dict[str, Any]]:
-    """Return the steps of plans that lock messages that they find otherwise than by seq.
+def locked_otherwise(database: Database, seen: list[Statement], table: str = "orders") -> list[dict[str, Any]]:
+    """Return the steps of plans that lock rows of a table that they find otherwise than by key.
 
     Pages are not counted: a search without locks reads as many as one with locks while another transaction, such as
     one of another test, has changed something and goes on.
@@ -33,8 +34,8 @@ def locked_otherwise(database: Database, seen: list[Statement]) -> list[dict[str
     locking = [one for one in seen if "FOR UPDATE" in one[0]]
     assert locking
     steps = [step for one in locking for step in plan(database, *one)]
-    found = [one for one in steps if one["table"] == "orders" and "SUBQUERY" not in one["select_type"]]
-    return [one for one in found if not by_seq(one)]
+    found = [one for one in steps if one["table"] == table and "SUBQUERY" not in one["select_type"]]
+    return [one for one in found if not by_key(one)]
 
 
 def pages_while_another_writes(database: Database, text: str, values: Any) -> int:
@@ -51,7 +52,7 @@ def plan(database: Database, text: str, values: Any) -> list[dict[str, Any]]:
         return [dict(row) for row in connection.exec_driver_sql("EXPLAIN " + text, values).mappings()]
 
 
-def by_seq(step: dict[str, Any]) -> bool:
+def by_key(step: dict[str, Any]) -> bool:
     return step["key"] == "PRIMARY" and step["type"] in ("eq_ref", "const", "range")
 
 
@@ -109,6 +110,51 @@ def test_a_claim_of_groups_locks_no_finished_messages(
         table.ack(claimed)
     assert len(claimed) == 2
     assert not locked_otherwise(database, seen)
+
+
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+@pytest.mark.usefixtures("held")
+def test_a_claim_reads_only_the_next_messages_of_a_group(
+    make_table: Callable[..., MessageTable], database: Database, policy: str
+) -> None:
+    table = make_table(groups=policy)
+    new = [{"payload": "x", "group": f"g{number}"} for number in range(100)]
+    table.put_many(new * (FINISHED // 100))
+    table.ack(table.receive(FINISHED))
+    table.put_many(new)
+    with statements_of(database.backend, "orders") as seen:
+        assert len(table.receive(100)) == 100
+    *_, (text, values) = [one for one in seen if "JOIN orders AS unlocked" in one[0]]
+    [search] = [one for one in plan(database, text, values) if one["table"] == "unlocked"]
+    assert int(search["rows"]) < FINISHED / 2
+
+
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+@pytest.mark.usefixtures("held")
+def test_a_claim_locks_no_ended_groups(
+    make_table: Callable[..., MessageTable], database: Database, policy: str
+) -> None:
+    table = make_table(groups=policy)
+    table.put_many([{"payload": "x", "group": f"g{number}"} for number in range(200)])
+    claimed = table.receive(100)
+    with statements_of(database.backend) as seen:
+        table.ack(claimed)
+        assert len(table.receive(100)) == 100
+    assert not locked_otherwise(database, seen, "waterclock_groups")
+
+
+def test_a_claim_passes_all_groups_that_others_have_locked(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(payload="text", groups="sequenced")
+    table.put_many([{"payload": str(number), "group": f"g{number}"} for number in range(9)])
+    [first] = table.receive(1)  # routes the others, too
+    first.nack(delay=0)
+    with database.backend.engine.begin() as other:
+        lock_groups(table.context, other, [f"g{number}" for number in range(7)])
+        assert [one.payload for one in table.receive(2)] == ["7", "8"]
+        other.rollback()
+    assert [one.payload for one in table.receive(2)] == ["0", "1"]
 
 
 @pytest.mark.usefixtures("held")

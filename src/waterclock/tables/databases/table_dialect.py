@@ -76,6 +76,14 @@ class TableDialect(ABC):
     orders_groups_by_priority = False
     """Whether a table with groups has an index of unacked messages that begins with their priority."""
 
+    locks_by_key = False
+    """Whether due messages and groups are found without locks, and then locked by their keys.
+
+    MariaDB locks each index entry that a locking search passes, also those of finished messages, and it passes those
+    behind the end of the search, too. While a transaction holds an old snapshot, these pile up. A search without locks
+    passes an entry in a hundredth of the time.
+    """
+
     begins_at_constants = False
     """Whether a search begins at a lower bound only if that is a constant: see `first_positions`. An UPDATE then reads
     values that it has set before.

@@ -36,11 +36,26 @@ def searches_for(groups: int) -> int:
     return -(-groups // step) * step
 
 
-def first_values(starts: Mapping[str, int]) -> dict[str, Any]:
-    """Return the parameters of `first_positions`: the position of each group from which to search."""
+def within_places(rows: sa.Table, count: int) -> sa.ColumnElement[bool]:
+    """Return the condition that a message lies between the positions of its group, for so many of `first_values`."""
+    places: list[sa.ColumnElement[bool]] = []
+    for place in range(count):
+        group = sa.bindparam(f"group_{place}", type_=rows.c.group_id.type)
+        start, end = (sa.bindparam(f"{name}_{place}", type_=sa.BigInteger) for name in ("start", "end"))
+        places.append(sa.and_(rows.c.group_id == group, rows.c.position >= start, rows.c.position < end))
+    return sa.or_(*places)
+
+
+def first_values(starts: Mapping[str, int], ends: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Return the parameters of `first_positions`: the position of each group from which to search.
+
+    ``ends`` are those before which to search, for `within_places`.
+    """
     values: dict[str, Any] = {}
     every = [*starts.items()]
     for place in range(searches_for(len(every))):
-        name, start = every[min(place, len(every) - 1)]  # a search that repeats the last one is not executed
+        name, start = every[min(place, len(every) - 1)]  # the last one is repeated, which searches nothing again
         values |= {f"group_{place}": name, f"start_{place}": start}
+        if ends is not None:
+            values[f"end_{place}"] = ends[name]
     return values

@@ -301,7 +301,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         search: Callable[[sa.FromClause], sa.Select[*tuple[Any, ...]]],
         still: sa.ColumnElement[bool],
     ) -> sa.Select[*tuple[Any, ...]]:
-        """Search without locks, and lock the messages by their seqs: see `ClaimsInSteps.locks_by_key`.
+        """Search without locks, and lock the messages by their seqs: see `TableDialect.locks_by_key`.
 
         Only an outer join makes the server begin with the seqs that were found.
         """

@@ -19,7 +19,9 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
+from waterclock.tables.databases.table_dialect import adapted
 from waterclock.tables.groups.consumers import is_new_to
+from waterclock.tables.groups.first_positions import first_values, searches_for, within_places
 from waterclock.tables.groups.group_state import epoch_begun, is_assigned, lock_out, these_groups
 from waterclock.tables.groups.routing import route_new
 from waterclock.tables.messages.claiming.group_levels import (
@@ -36,7 +38,7 @@ from waterclock.tables.messages.finishing.expiring import expire, expire_first
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql, before_claim
-from waterclock.tables.model.schema import not_acked
+from waterclock.tables.model.schema import FURTHEST, not_acked
 
 _Row = Any
 
@@ -169,11 +171,27 @@ class GroupClaim(ABC):
         owns = self._context.options.groups == "exclusive"
         if owns:
             at |= {"me": self._me, "process": self._context.backend.session}
-        found = self._connection.execute(_free_groups(owns=owns), {**at, "count": count + len(self._seen)})
+        found = self._lock_free(owns, at, count + len(self._seen))
         # The groups may be the consumer's own, and so not among those found: then there are more than requested.
         if not self._seen:
             return list(found)
         return [row for row in found if (row.group_id, row.assigned, row.head) not in self._seen][:count]
+
+    def _lock_free(self, owns: bool, at: dict[str, Any], count: int) -> Sequence[_Row]:
+        """Lock due groups that are not locked elsewhere, in the order of a claim."""
+        if not self._context.sql.locks_by_key:
+            return list(self._connection.execute(_free_groups(owns=owns), {**at, "count": count}))
+        found: list[_Row] = []
+        passed: list[str] = []
+        while True:
+            left = count - len(found)
+            seen = self._connection.execute(_free_by_key(owns=owns), {**at, "count": left, "passed": passed}).all()
+            ours = [row for row in seen if row.group_id is not None]
+            found += sorted(ours, key=_by_due_time)
+            # Other consumers have locked the missing ones, or claimed them meanwhile.
+            if len(seen) < left or len(ours) == left:
+                return found
+            passed += [row.seen_id for row in seen]
 
     def _choose(self, free: Iterable[_Row], most: int) -> list[str]:
         """Choose as many groups as probably have ``most`` messages."""
@@ -193,8 +211,11 @@ class GroupClaim(ABC):
         """Return the next messages of groups, by group, up to the first that is locked elsewhere."""
         context, connection = self._context, self._connection
         which = {"groups": chosen, "count": most, "who": who, "now": self._now}
+        searches = None
+        if context.sql.begins_at_constants:
+            searches, which = searches_for(len(chosen)), which | self._places_of(chosen, most)
         # Their columns are read a dozen times each, and SQLAlchemy's rows are slow.
-        found = connection.execute(_first_rows(context), which)
+        found = connection.execute(_first_rows(context, searches), which)
         rows = [SimpleNamespace(**row) for row in found.mappings()] if isinstance(found, sa.CursorResult) else found
         rows = [row for row in rows if row.seq is not None]
         # In the order in which the groups were chosen, which a database would have to sort again.
@@ -222,6 +243,12 @@ class GroupClaim(ABC):
         if not context.sql.one_writer:
             self._end_before_locked(by_group, which)
         return by_group
+
+    def _places_of(self, chosen: list[str], most: int) -> dict[str, Any]:
+        """Return the positions of groups from which and up to which messages are searched."""
+        starts = {name: self._starts[name] for name in chosen}
+        ends = {name: FURTHEST if start is None else start + most for name, start in starts.items()}
+        return first_values({name: -FURTHEST if start is None else start for name, start in starts.items()}, ends)
 
     def _end_before_locked(self, by_group: dict[str, list[_Row]], which: dict[str, Any]) -> None:
         """Drop messages behind one that another transaction has locked."""
@@ -305,19 +332,50 @@ _EXPIRED_AT_MOST = 1000
 
 _NONE: list[_Row] = []
 _position = attrgetter("position")
+_by_due_time = attrgetter("due_at", "nth")
 
 
 @built_once(maxsize=2)
 def _free_groups(*, owns: bool) -> sa.Select[*tuple[Any, ...]]:
-    me, process = sa.bindparam("me", type_=groups.c.assigned.type), sa.bindparam("process", type_=sa.BigInteger)
-    owned = (is_new_to(me, process).label("is_new"), groups.c.had_first) if owns else ()
+    return _first_due(*FREE_COLUMNS, *_owned(owns=owns)).with_for_update(skip_locked=True)
+
+
+@built_once(maxsize=2)
+def _free_by_key(*, owns: bool) -> sa.Select[*tuple[Any, ...]]:
+    """Search without locks, and lock the groups by their keys: see `TableDialect.locks_by_key`."""
+    # With a column that the index lacks: then the server checks the end of the range before it reads a group's row.
+    columns = groups.c.table_id, groups.c.group_id, groups.c.ready_at, groups.c.first_seq, groups.c.head
+    passed = groups.c.group_id.in_(sa.bindparam("passed", type_=groups.c.group_id.type, expanding=True))
+    due = _first_due(*columns).where(~passed)
+    found = adapted(groups.alias("unlocked"), groups)(due).subquery("found")
+    is_found = (groups.c.table_id == found.c.table_id) & (groups.c.group_id == found.c.group_id)
+    still = (
+        is_assigned(sa.bindparam("who")),
+        groups.c.priority == sa.bindparam("of"),
+        groups.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger),
+    )
+    seen = found.c.group_id.label("seen_id"), found.c.ready_at.label("due_at"), found.c.first_seq.label("nth")
+    # Only an outer join makes the server begin with the groups that were found.
     return (
-        sa.select(*FREE_COLUMNS, *owned)
+        sa.select(*FREE_COLUMNS, *_owned(owns=owns), *seen)
+        .select_from(sa.outerjoin(found, groups, sa.and_(is_found, *still)))
+        .with_hint(groups, "FORCE INDEX (PRIMARY)")
+        .with_for_update(skip_locked=True)
+    )
+
+
+def _first_due(*columns: sa.ColumnElement[Any]) -> sa.Select[*tuple[Any, ...]]:
+    return (
+        sa.select(*columns)
         .where(*at_level(), groups.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger))
         .order_by(groups.c.ready_at, groups.c.first_seq)
         .limit(sa.bindparam("count"))
-        .with_for_update(skip_locked=True)
     )
+
+
+def _owned(*, owns: bool) -> tuple[sa.ColumnElement[Any], ...]:
+    me, process = sa.bindparam("me", type_=groups.c.assigned.type), sa.bindparam("process", type_=sa.BigInteger)
+    return (is_new_to(me, process).label("is_new"), groups.c.had_first) if owns else ()
 
 
 @built_once(maxsize=256)
@@ -352,9 +410,11 @@ def _leave_ungrouped(context: TableContext) -> sa.Update:
 
 
 @built_once(maxsize=256)
-def _first_rows(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+def _first_rows(context: TableContext, searches: int | None) -> sa.Select[*tuple[Any, ...]]:
+    """Return the statement that locks the first messages; ``searches`` as in `first_values`, None: no constants."""
     rows = context.rows
-    return _first(context, columns_read(rows), skip_locked=True)
+    constants = sa.true() if searches is None else within_places(rows, searches)
+    return _first(context, columns_read(rows), constants, skip_locked=True)
 
 
 @built_once(maxsize=256)
@@ -364,7 +424,7 @@ def _first_places(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 
 
 def _first(
-    context: TableContext, columns: Sequence[sa.Column[Any]], *, skip_locked: bool = False
+    context: TableContext, columns: Sequence[sa.Column[Any]], *which: sa.ColumnElement[bool], skip_locked: bool = False
 ) -> sa.Select[*tuple[Any, ...]]:
     # Positions of a group have no gaps except for acked messages, so the first are found without sorting.
     rows = context.rows
@@ -374,13 +434,14 @@ def _first(
         rows.c.position < groups.c.next_position + sa.bindparam("count"),
         rows.c.time_acked.is_(None),
         rows.c.ack_held_at.is_(None),
+        *which,
     )
-    which = sa.and_(
+    theirs = sa.and_(
         these_groups(context),
         is_assigned(sa.bindparam("who")),
         sa.func.coalesce(groups.c.paused_until, 0) <= sa.bindparam("now", type_=sa.BigInteger),
     )
-    return context.sql.of_each(groups, columns, belongs, rows.c.position, which, skip_locked=skip_locked)
+    return context.sql.of_each(groups, columns, belongs, rows.c.position, theirs, skip_locked=skip_locked)
 
 
 @built_once(maxsize=256)

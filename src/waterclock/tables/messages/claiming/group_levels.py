@@ -57,7 +57,8 @@ def look(
     It looks for new messages from the seq ``after`` on; None: from the first. ``count`` is how many groups to lock, if
     nothing is unrouted, on a database that `locks_in_parts`; None: none.
     """
-    values: dict[str, Any] = {"below": below, "me": me, "unassigned": UNASSIGNED}
+    # With NULL, the second of two equal searches finds nothing at once.
+    values: dict[str, Any] = {"below": below, "me": None if me == UNASSIGNED else me, "unassigned": UNASSIGNED}
     search = context.reached.routed.begin() if after is None and context.sql.is_bounded else None
     values["start"] = search.low if search is not None else FIRST_SEQ if after is None else after
     if search is not None:
@@ -67,11 +68,12 @@ def look(
         [found] = connection.execute(statement, values)
         if search is not None:
             note_look(context, found, search)
-        newest = found.newest if after is None else after
-        return Look(found.now, found.first_new is not None, found.of_unassigned, found.of_mine, newest)
-    rows = connection.execute(_lock_unassigned(context), {**values, "count": count}).all()
-    free = [row for row in rows if row.group_id is not None]
-    return Look(rows[0].now, rows[0].first_new is not None, rows[0].of_unassigned, rows[0].of_mine, after, free)
+        newest, free = found.newest if after is None else after, None
+    else:
+        rows = connection.execute(_lock_unassigned(context), {**values, "count": count}).all()
+        found, newest, free = rows[0], after, [row for row in rows if row.group_id is not None]
+    mine = found.of_unassigned if me == UNASSIGNED else found.of_mine
+    return Look(found.now, found.first_new is not None, found.of_unassigned, mine, newest, free)
 
 
 def levels(context: TableContext, connection: SqlConnection, me: str, top: Look | None = None) -> Iterator[Level]:
