@@ -153,6 +153,14 @@ def test_max_groups_limits_what_a_consumer_has(exclusive: MessageTable) -> None:
     assert names(exclusive.receive(10, consumer="y")) == ["c1"]
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # others claim without a look at what is due
+def test_a_consumer_that_raises_max_groups_gets_another_group(exclusive: MessageTable) -> None:
+    put(exclusive, "a1", "b1")
+    assert names(exclusive.receive(10, consumer="x", max_groups=1)) == ["a1"]
+    assert exclusive.receive(10, consumer="x", max_groups=1) == []
+    assert names(exclusive.receive(10, consumer="x", max_groups=2)) == ["b1"]
+
+
 def test_groups_that_a_consumer_already_has_count_for_max_groups_if_it_gets_more_of_them(
     exclusive: MessageTable,
 ) -> None:

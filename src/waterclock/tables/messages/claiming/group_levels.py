@@ -110,8 +110,10 @@ def next_group_due(
     me, limited = consumer or UNASSIGNED, max_groups is not None and context.options.groups == "exclusive"
     its = {"me": me, "unassigned": UNASSIGNED, "start": context.reached.routed.value}
     [top] = connection.execute(_next_group_due(context, limited=limited), its)
+    # The stored max_groups is that of the last claim.
+    full = limited and not top.has_room and top.max_groups == max_groups
     earliest: int | None = None
-    for due in _due_times(context, connection, me, top, full=limited and not top.has_room):
+    for due in _due_times(context, connection, me, top, full=full):
         earliest = due if earliest is None else min(earliest, due)
         if earliest <= top.now:
             break
@@ -300,6 +302,8 @@ def _next_group_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
     if context.options.groups == "exclusive":
         lapse = sa.select(sa.func.min(own.c.lease_until)).where(its).scalar_subquery()
         found = {"session": of_me(own.c.session), "lease_until": of_me(own.c.lease_until), "lapse": lapse}
+        if limited:
+            found |= {"has_room": of_me(consumers.has_room(context)), "max_groups": of_me(own.c.max_groups)}
         of_consumers = [one.label(name) for name, one in found.items()]
     return sa.select(
         context.backend.now_sql().label("now"),
@@ -310,7 +314,6 @@ def _next_group_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
         .scalar_subquery()
         .label("first_new"),
         *of_consumers,
-        *([of_me(consumers.has_room(context)).label("has_room")] if limited else []),
         *_ready_ends(context, "my", me),
         *_ready_ends(context, "any", unassigned),
     )
