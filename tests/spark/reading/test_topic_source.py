@@ -423,7 +423,7 @@ def test_a_checkpoint_of_a_topic_that_was_removed_and_made_again_is_refused(tmp_
         ({"maxMessagesPerTrigger": "many"}, "maxMessagesPerTrigger must be an integer ≥ 1, got 'many'"),
         ({"failOnDataLoss": "perhaps"}, "failOnDataLoss must be true or false, got 'perhaps'"),
         ({"columns": "source,source"}, "columns must not repeat a name"),
-        ({"by": "offset_time"}, "by must be one of .* got 'offset_time'"),
+        ({"by": "offset_time"}, "'by' must be one of .* got 'offset_time'"),
     ],
 )
 def test_invalid_options_are_refused(given: dict[str, str], says: str) -> None:

@@ -204,7 +204,7 @@ def test_invalid_arguments_are_refused(spark: SparkSession, database: wc.Databas
     in_every_state(database)
     with pytest.raises(wc.NotFoundError, match="'nothing'"):
         table(spark, str(database.backend.url), "nothing")
-    with pytest.raises(wc.InvalidArgumentError, match=r"by must be one of publish_time, .*got 'time'"):
+    with pytest.raises(wc.InvalidArgumentError, match=r"'by' must be one of publish_time, .*got 'time'"):
         of(spark, database, by="time")
     with pytest.raises(wc.InvalidArgumentError, match="until"):
         of(spark, database, until="yesterday")
