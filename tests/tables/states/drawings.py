@@ -130,7 +130,8 @@ def page() -> str:
 
 This page lists the states of messages and groups, and the operations that change them. A state is not a column. It
 follows from a message's columns, from the messages before it in its group, and from the database's clock. In the
-tables of states below, several rows may fit a message or a group. The first of these rows is its state.
+tables of states below, a message or a group may meet several conditions. Its state is the first whose condition it
+meets.
 
 An operation is a method of the message table, of a delivery or a subscription, or of the table's `groups`. It may be
 called on the message or on another message of its group: when a message is acked, the next message changes from
