@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections import Counter
 from itertools import product
 
@@ -111,9 +112,10 @@ def test_faults_that_stored_schedules_found_are_fixed(stage: Stage, schedule: Sc
 def test_a_stored_schedule_finds_a_deliberate_fault(stage: Stage, schedule: Schedule) -> None:
     # The first run on a stage has more statements than the others: processes open their topics in it.
     is_found = any(has(schedule.play(stage), schedule.fault) for _ in range(2))
-    if not is_found:  # statements came or went since it was stored
+    if not is_found:
         again = f"python -m tests.simulation find {schedule.mutation} {schedule.database}"
         assert find(stage, MUTATIONS[schedule.mutation], most_plays=0), f"not found any more; try {again}"
+        warnings.warn(f"statements have changed, and searching takes seconds. Store it again: {again}", stacklevel=1)
     if schedule.takes_locks:
         assert not shows_to_one_thread(stage, MUTATIONS[schedule.mutation], 1)
 
