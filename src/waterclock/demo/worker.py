@@ -1,4 +1,4 @@
-"""A worker process of the main job, which receives batches, checks each against its window, and acks it.
+"""A worker process of the demo's main job: receives batches, checks each against its window, and acks it.
 
 The worker prints the messages that it takes and acks, one JSON object per line, and waits for a line on stdin before it
 handles them. So its parent can kill it while it holds messages. It exits when the parent is gone.

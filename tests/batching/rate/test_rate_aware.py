@@ -67,7 +67,7 @@ def test_an_adaptive_length_follows_the_time_of_the_batches_from_the_next_window
 def test_the_time_of_a_batch_means_nothing_to_a_length_that_stays() -> None:
     with pytest.raises(InvalidArgumentError, match="batch_length must be 'adaptive' for processed"):
         RateAwareBatcher("1s").processed("1s")
-    with pytest.raises(InvalidArgumentError, match="batch_length must be a duration here, got 'adaptive'"):
+    with pytest.raises(InvalidArgumentError, match="batch_length must be a duration, got 'adaptive'"):
         RateAwareBatcher("1s").set_batch_length("adaptive")
 
 

@@ -241,7 +241,7 @@ def role_chooser(gated: Gated, boundaries: Collection[str]) -> Callable[[str], i
 def _length(batch_length: Duration) -> int:
     if batch_length == "adaptive":
         raise InvalidArgumentError(
-            "batch_length must be a duration here, got 'adaptive': only RateAwareBatcher, 'waterclock batch --by rate"
+            "batch_length must be a duration, got 'adaptive': only RateAwareBatcher, 'waterclock batch --by rate"
             " --into' and pipelines measure how long batches take"
         )
     length = to_duration(batch_length, "batch_length", minimum=1)

@@ -5,8 +5,8 @@ the next claim. But no trigger marks rows that plain SQL deleted, owners whose r
 consumers check the groups of a table once every ``poll_interval``. The check only reads; its findings are verified
 under the groups' locks before anything is changed.
 
-A check looks at messages from the head of each group on. On PostgreSQL, only every `WHOLE_EVERY` one also looks for
-messages that were left behind before the head, because it reads all finished messages that an old snapshot shows.
+A check looks at messages from the head of each group on. On PostgreSQL, only one check in `WHOLE_EVERY` also looks for
+messages that were left behind before the head, because that reads all finished messages that an old snapshot shows.
 """
 
 from __future__ import annotations
