@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from tests.tables.plans import buffers
 
 from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import LEASE_SLOT_BITS, USED_SLOT_BITS, unique_keys
+from waterclock.tables.consumers.receiving import Request, seconds_until_due
 from waterclock.tables.databases import claiming_rows
 from waterclock.tables.groups.consumers import renew
 from waterclock.tables.groups.group_state import lock_groups
@@ -103,6 +105,37 @@ def test_a_claim_looks_from_the_bounds_on(make_table: Callable[..., MessageTable
     from_the_bounds = look_at(table, database)
     reached.routed, reached.groups = ProvenBound(FIRST_SEQ), GroupBounds()
     assert from_the_bounds < 80 < look_at(table, database)
+
+
+@pytest.mark.usefixtures("held")
+def test_a_claim_in_steps_looks_from_the_bounds_on(make_table: Callable[..., MessageTable], database: Database) -> None:
+    table = make_table(groups="sequenced", ack_order="hold")
+    let_bounds_advance(table)
+    table.put("x", group="g0")
+    with statements_of(database.backend, "ready_at") as seen:
+        table.ack(table.receive(10))
+    searches = [(text, values) for text, values in seen if "AS of_mine" in text or "ready_at <=" in text]
+    assert len(searches) > 2
+    assert max(buffers(database, text, values) for text, values in searches) < 80
+
+
+@pytest.mark.usefixtures("held")
+def test_a_wait_for_the_next_group_looks_from_the_bounds_on(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(groups="sequenced")
+    let_bounds_advance(table)
+    clock.move("1h")  # behind the ends of leases
+    bound = table.context.reached.groups.of_unassigned()[0]
+    while bound.value < clock.now - CLOCK_STEP:
+        table.receive()
+    with statements_of(database.backend, "first_new") as seen:
+        assert seconds_until_due(table.context, Request(None)) == math.inf
+    [from_the_bounds] = [buffers(database, text, values) for text, values in seen]
+    table.context.reached.groups = GroupBounds()
+    with statements_of(database.backend, "first_new") as seen:
+        assert seconds_until_due(table.context, Request(None)) == math.inf
+    assert from_the_bounds * 3 < max(buffers(database, text, values) for text, values in seen)
 
 
 @pytest.mark.usefixtures("held")

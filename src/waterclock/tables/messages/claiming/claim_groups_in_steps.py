@@ -39,6 +39,7 @@ from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql, before_claim
 from waterclock.tables.model.schema import FURTHEST, not_acked
+from waterclock.time import MIN_NS
 
 _Row = Any
 
@@ -106,6 +107,8 @@ class GroupClaim(ABC):
             self._free = (top.of_unassigned, top.free)
         take = self._take_both if self._context.options.ungrouped == "free" else self._take_groups
         for level in levels(self._context, self._connection, self._me, top):
+            for who in level.whose if self._context.sql.is_bounded else ():
+                self._context.reached.groups.learn(who, level.priority)
             take(level, self._wanted.limit - len(self.claimed))
             if len(self.claimed) == self._wanted.limit:
                 break
@@ -179,8 +182,10 @@ class GroupClaim(ABC):
 
     def _lock_free(self, owns: bool, at: dict[str, Any], count: int) -> Sequence[_Row]:
         """Lock due groups that are not locked elsewhere, in the order of a claim."""
-        if not self._context.sql.locks_by_key:
-            return list(self._connection.execute(_free_groups(owns=owns), {**at, "count": count}))
+        context = self._context
+        if not context.sql.locks_by_key:
+            low = context.reached.groups.low(at["who"], at["of"]) if context.sql.is_bounded else MIN_NS
+            return list(self._connection.execute(_free_groups(owns=owns), {**at, "low": low, "count": count}))
         found: list[_Row] = []
         passed: list[str] = []
         while True:
@@ -337,7 +342,8 @@ _by_due_time = attrgetter("due_at", "nth")
 
 @built_once(maxsize=2)
 def _free_groups(*, owns: bool) -> sa.Select[*tuple[Any, ...]]:
-    return _first_due(*FREE_COLUMNS, *_owned(owns=owns)).with_for_update(skip_locked=True)
+    due = _first_due(*FREE_COLUMNS, *_owned(owns=owns))
+    return due.where(groups.c.ready_at >= sa.bindparam("low", type_=sa.BigInteger)).with_for_update(skip_locked=True)
 
 
 @built_once(maxsize=2)

@@ -16,7 +16,17 @@ from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELO
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.routing import unrouted_from
-from waterclock.tables.messages.claiming.bounded_levels import highest_of, times_of
+from waterclock.tables.messages.claiming.bounded_levels import (
+    earliest_of,
+    earliest_of_each,
+    firsts_of,
+    highest_of,
+    highest_unknown,
+    low_of,
+    owners_values,
+    times_of,
+    values_of,
+)
 from waterclock.tables.model.claims.bounds import UNASSIGNED, BoundedSearch, Snapshot
 from waterclock.tables.model.claims.claim import FIRST_SEQ
 from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
@@ -51,19 +61,22 @@ def look(
     below: int = ABOVE_EVERY_PRIORITY,
     after: int | None = None,
     count: int | None = None,
+    *,
+    ahead: bool = False,
 ) -> Look:
     """Look at everything in one round trip.
 
     It looks for new messages from the seq ``after`` on; None: from the first. ``count`` is how many groups to lock, if
-    nothing is unrouted, on a database that `locks_in_parts`; None: none.
+    nothing is unrouted, on a database that `locks_in_parts`; None: none. ``ahead`` says whether a priority counts whose
+    groups are due only later.
     """
     # With NULL, the second of two equal searches finds nothing at once.
     values: dict[str, Any] = {"below": below, "me": None if me == UNASSIGNED else me, "unassigned": UNASSIGNED}
     search = context.reached.routed.begin() if after is None and context.sql.is_bounded else None
     values["start"] = search.low if search is not None else FIRST_SEQ if after is None else after
-    if search is not None:
-        values["marks"] = False  # the transaction may have begun before
-    statement = _looking(context, all_rows=after is None)
+    if context.sql.is_bounded:
+        values |= {"marks": False, **values_of(context.reached.groups.at_values(me))}  # it may have begun before
+    statement = _looking(context, all_rows=after is None, ahead=ahead)
     if count is None:
         [found] = connection.execute(statement, values)
         if search is not None:
@@ -76,14 +89,16 @@ def look(
     return Look(found.now, found.first_new is not None, found.of_unassigned, mine, newest, free)
 
 
-def levels(context: TableContext, connection: SqlConnection, me: str, top: Look | None = None) -> Iterator[Level]:
+def levels(
+    context: TableContext, connection: SqlConnection, me: str, top: Look | None = None, *, ahead: bool = False
+) -> Iterator[Level]:
     """Yield the priorities from the top: usually there is one, and a caller that has enough stops.
 
-    ``top`` is the look at the highest one.
+    ``top`` is the look at the highest one. ``ahead`` is as in `look`.
     """
     below = ABOVE_EVERY_PRIORITY
     while True:
-        found = top or look(context, connection, me, below)
+        found = top or look(context, connection, me, below, ahead=ahead)
         top = None
         ungrouped = None
         if context.options.ungrouped == "free":
@@ -108,7 +123,9 @@ def next_group_due(
     It stops at the first message that may be due already.
     """
     me, limited = consumer or UNASSIGNED, max_groups is not None and context.options.groups == "exclusive"
-    its = {"me": me, "unassigned": UNASSIGNED, "start": context.reached.routed.value}
+    its: dict[str, Any] = {"me": me, "unassigned": UNASSIGNED, "start": context.reached.routed.value}
+    if context.sql.is_bounded:
+        its |= values_of(context.reached.groups.at_values(me))
     [top] = connection.execute(_next_group_due(context, limited=limited), its)
     # The stored max_groups is that of the last claim.
     full = limited and not top.has_room and top.max_groups == max_groups
@@ -132,17 +149,17 @@ def _due_times(
             return
         if top.lapse is not None:
             yield top.lapse
-    of_one_level = [(top.my_earliest, top.my_lowest == top.my_highest)]
+    ends = [(top.my_earliest, top.my_lowest == top.my_highest)]
     if not full:
-        of_one_level.append((top.any_earliest, top.any_lowest == top.any_highest))
-    if context.options.ungrouped != "free" and all(is_one for _, is_one in of_one_level):
-        yield from (earliest for earliest, _ in of_one_level if earliest is not None)
+        ends.append((top.any_earliest, top.any_lowest == top.any_highest))
+    if context.options.ungrouped != "free" and all(is_all for _, is_all in ends):
+        yield from (earliest for earliest, _ in ends if earliest is not None)
     else:
         yield from _due_times_by_level(context, connection, me, full=full)
 
 
 def _due_times_by_level(context: TableContext, connection: SqlConnection, me: str, *, full: bool) -> Iterator[int]:
-    for level in levels(context, connection, me):
+    for level in levels(context, connection, me, ahead=True):
         at: dict[str, Any] = {"table_id": context.table_id, "of": level.priority}
         questions = [(_earliest_group(), at | {"who": who}) for who in level.whose if who != UNASSIGNED or not full]
         if context.options.ungrouped == "free":
@@ -163,7 +180,10 @@ def own_groups_due(
     """
     found: dict[str, tuple[int | None, bool]] = dict.fromkeys(names, (0, True))
     now = 0
-    for row in connection.execute(_own_groups_due(context, limited=limited), {"names": list(names)}):
+    values = {"names": list(names)}
+    if context.sql.is_bounded:
+        values |= owners_values(context.reached.groups, names)
+    for row in connection.execute(_own_groups_due(context, limited=limited), values):
         now = row.now
         due, is_refused = consumers.claim_due(context, row.name, row.session, row.lease_until)
         if is_refused:
@@ -190,8 +210,14 @@ def at_level() -> tuple[sa.ColumnElement[bool], ...]:
 
 
 @built_once(maxsize=256)
-def _looking(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
-    return looking(context, all_rows=all_rows)
+def _looking(context: TableContext, *, all_rows: bool, ahead: bool) -> sa.Select[*tuple[Any, ...]]:
+    return looking(context, all_rows=all_rows, firsts=None if ahead else _firsts(context))
+
+
+def _firsts(context: TableContext) -> tuple[sa.CTE, sa.CTE] | None:
+    if not context.sql.is_bounded:
+        return None
+    return firsts_of(context, "unassigned", "lows"), firsts_of(context, "me", "own_lows")
 
 
 def looking(
@@ -258,15 +284,19 @@ def note_look(context: TableContext, found: Any, search: BoundedSearch) -> None:
 
 @built_once(maxsize=256)
 def _lock_unassigned(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    top = looking(context, all_rows=False).cte("top")
+    firsts = _firsts(context)
+    top = looking(context, all_rows=False, firsts=firsts).cte("top")
     nothing_new = sa.select(top.c.first_new).scalar_subquery().is_(None)
+    level = sa.select(top.c.of_unassigned).scalar_subquery()
+    is_ahead = [] if firsts is None else [groups.c.ready_at >= sa.select(low_of(firsts[0], level)).scalar_subquery()]
     free = (
         sa.select(*FREE_COLUMNS)
         .where(
             groups.c.table_id == context.table_id,
             groups.c.assigned == sa.bindparam("unassigned", type_=groups.c.assigned.type),
-            groups.c.priority == sa.select(top.c.of_unassigned).scalar_subquery(),
+            groups.c.priority == level,
             groups.c.ready_at <= sa.select(top.c.now).scalar_subquery(),
+            *is_ahead,
             nothing_new,
         )
         .order_by(groups.c.ready_at, groups.c.first_seq)
@@ -314,8 +344,8 @@ def _next_group_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
         .scalar_subquery()
         .label("first_new"),
         *of_consumers,
-        *_ready_ends(context, "my", me),
-        *_ready_ends(context, "any", unassigned),
+        *_ready_ends(context, "my", me, ("me", "own_lows")),
+        *_ready_ends(context, "any", unassigned, ("unassigned", "lows")),
     )
 
 
@@ -332,11 +362,22 @@ def _own_groups_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
     ).where(own.c.table_id == context.table_id, context.sql.any_of(own.c.name, "names"))
 
 
-def _ready_ends(context: TableContext, whose: str, owner: sa.ColumnElement[str]) -> list[sa.Label[Any]]:
+def _ready_ends(
+    context: TableContext, whose: str, owner: sa.ColumnElement[str], bound: tuple[str, str] | None = None
+) -> list[sa.Label[Any]]:
     """Select the lowest and highest priority of an owner's ready groups, and the earliest due time.
 
-    That time is of the lowest priority. Usually both priorities are the same, and it is the earliest of all.
+    That time is of the lowest priority. Usually both priorities are the same, and it is the earliest of all. If
+    searches have bounds, it is the earliest of all known priorities, the lowest priority is NULL, and the highest one
+    is unknown. ``bound`` are the names of the owner and of its bounds as parameters; None: it is one of ``owners``.
     """
+    if context.sql.is_bounded:
+        earliest = earliest_of_each(context, owner) if bound is None else earliest_of(context, *bound)
+        return [
+            earliest.label(f"{whose}_earliest"),
+            sa.null().label(f"{whose}_lowest"),
+            highest_unknown(context, owner, sa.literal(ABOVE_EVERY_PRIORITY, sa.BigInteger)).label(f"{whose}_highest"),
+        ]
     priority, ready_at = groups.c.priority, groups.c.ready_at
 
     def first(value: sa.Column[int], *order: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,6 +109,10 @@ class ProvenBound:
             low, self._looked_back = self.lowest, now  # in one thread only
         return BoundedSearch(low, known, now, next(_ORDER))
 
+    def at_value(self) -> BoundedSearch:
+        """Return a search from the bound on, whose result is not noted."""
+        return BoundedSearch(self.value, self.value, moments.monotonic(), next(_ORDER))
+
     @property
     def needs_mark(self) -> bool:
         """Whether the next search should learn the `Snapshot.mark`."""
@@ -165,10 +170,27 @@ class GroupBounds:
 
     def begin(self, me: str) -> GroupSearch:
         """Begin a search of the priorities that are known, before its transaction."""
+        return self._search(me, ProvenBound.begin)
+
+    def at_values(self, me: str) -> GroupSearch:
+        """Return a search from the bounds on, whose result is not noted: its transaction may have changed groups."""
+        return self._search(me, ProvenBound.at_value)
+
+    def low(self, who: str, priority: int) -> int:
+        """Return the time before which no group of an owner and a priority is due, ns."""
+        bound = self._bounds.get((who, priority))
+        return MIN_NS if bound is None else bound.value
+
+    def learn(self, who: str, priority: int) -> None:
+        """Begin a bound if a priority is new."""
+        if (who, priority) not in self._bounds:
+            self._add(who, priority)
+
+    def _search(self, me: str, start: Callable[[ProvenBound], BoundedSearch]) -> GroupSearch:
         bounds = self._bounds
         known = sorted({priority for _, priority in bounds}, reverse=True)
         never = ProvenBound(MIN_NS)
-        unassigned, own = ([bounds.get((who, one), never).begin() for one in known] for who in (UNASSIGNED, me))
+        unassigned, own = ([start(bounds.get((who, one), never)) for one in known] for who in (UNASSIGNED, me))
         return GroupSearch(me, known, unassigned, own)
 
     def needs_mark(self, me: str) -> bool:
@@ -182,8 +204,8 @@ class GroupBounds:
         if search.consumer != UNASSIGNED:
             sides.append((search.consumer, search.own, found.own_firsts or [], found.of_mine))
         for who, searches, firsts, level in sides:
-            if level is not None and (who, level) not in self._bounds:
-                self._add(who, level)
+            if level is not None:
+                self.learn(who, level)
             for priority, one, first in zip(search.priorities, searches, firsts, strict=True):
                 end = found.now if first is None else first
                 if first is not None:
