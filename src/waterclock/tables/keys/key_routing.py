@@ -37,7 +37,7 @@ from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 
 _ROUTED_AT_ONCE = 100
 _ROUTED_AT_LEAST = 20
-_ROUTED_FOR_EACH = 4
+_ROUTED_FOR_EACH = 2
 """New messages that a claim reads for each one that it wants: they may be of few keys, and all must be routed before
 long. To route a hundred keys, PostgreSQL reads 2,900 pages."""
 _SKIPPED_FOR_EACH = 3  # keys of blocks of messages that a search passes for each message that another one reads
