@@ -163,9 +163,8 @@ def settle(
             if starts:
                 noting = _note_from(context, searches_for(len(starts)))
                 connection.execute(noting, {"groups": list(starts), **first_values(starts)})
-        else:
-            execute_later(connection, (_note(context, from_first=from_first), chosen))
-        execute_later(connection, *[(statement, chosen) for statement in _settling(context, may_end=may_end)])
+        statements = _settling(context, may_end=may_end, from_first=from_first)
+        execute_later(connection, *[(statement, chosen) for statement in statements])
 
 
 def _starts(
@@ -184,10 +183,11 @@ def _heads_and_tails(context: TableContext) -> sa.Select[Any, Any, Any]:
 
 
 @built_once(maxsize=256)
-def _settling(context: TableContext, *, may_end: bool) -> Sequence[sa.Executable]:
+def _settling(context: TableContext, *, may_end: bool, from_first: bool) -> Sequence[sa.Executable]:
+    noted = [] if context.sql.begins_at_constants else [_note(context, from_first=from_first)]
     drained = [_drained(context)] if context.options.groups == "exclusive" else []
     ended = [_ended(context)] if may_end else []
-    return [*drained, *ended]
+    return [*noted, *drained, *ended]
 
 
 def settling_kept(context: TableContext, *, may_end: bool) -> Sequence[sa.Executable]:

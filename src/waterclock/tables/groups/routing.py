@@ -23,7 +23,6 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import KEPT
 from waterclock.tables.groups.group_state import (
     UNGROUPED,
-    by_name,
     first_closing,
     locking_free,
     settle,
@@ -114,7 +113,7 @@ def _route_window(context: TableContext, connection: SqlConnection, window: Sequ
         return bool(freed)
     firsts = {name: new[0] for name, rows in found.items() if (new := [row.seq for row in rows if row.is_new])}
     known = _add_groups(context, connection, sorted(found), firsts)
-    locked = by_name(connection.execute(locking_free(context), {"groups": sorted(found)}))
+    locked = {row.group_id: row for row in connection.execute(locking_free(context), {"groups": sorted(found)})}
     passed.update(firsts.keys() - locked.keys())
     placed: list[_Pair] = []
     marked: list[_Pair] = []

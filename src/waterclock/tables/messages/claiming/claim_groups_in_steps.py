@@ -170,22 +170,24 @@ class GroupClaim(ABC):
         if who == UNASSIGNED and locked_at == priority and locked is not None:
             self._free = (None, None)
             return locked
-        at = {"table_id": self._context.table_id, "who": who, "of": priority, "now": self._now}
-        owns = self._context.options.groups == "exclusive"
+        context = self._context
+        at = {"table_id": context.table_id, "who": who, "of": priority, "now": self._now}
+        owns = context.options.groups == "exclusive"
         if owns:
-            at |= {"me": self._me, "process": self._context.backend.session}
-        found = self._lock_free(owns, at, count + len(self._seen))
+            at |= {"me": self._me, "process": context.backend.session}
+        most = count + len(self._seen)
+        if context.sql.locks_by_key:
+            found = self._lock_by_key(owns, at, most)
+        else:
+            low = context.reached.groups.low(who, priority) if context.sql.is_bounded else MIN_NS
+            found = self._connection.execute(_free_groups(owns=owns), {**at, "low": low, "count": most}).all()
         # The groups may be the consumer's own, and so not among those found: then there are more than requested.
         if not self._seen:
-            return list(found)
+            return found
         return [row for row in found if (row.group_id, row.assigned, row.head) not in self._seen][:count]
 
-    def _lock_free(self, owns: bool, at: dict[str, Any], count: int) -> Sequence[_Row]:
+    def _lock_by_key(self, owns: bool, at: dict[str, Any], count: int) -> Sequence[_Row]:
         """Lock due groups that are not locked elsewhere, in the order of a claim."""
-        context = self._context
-        if not context.sql.locks_by_key:
-            low = context.reached.groups.low(at["who"], at["of"]) if context.sql.is_bounded else MIN_NS
-            return list(self._connection.execute(_free_groups(owns=owns), {**at, "low": low, "count": count}))
         found: list[_Row] = []
         passed: list[str] = []
         while True:
