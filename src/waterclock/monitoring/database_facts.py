@@ -11,13 +11,13 @@ from waterclock._support import moments
 from waterclock._support.quoting import in_a_line
 from waterclock.database.backend import Backend
 from waterclock.database.deadlines import answers_within
-from waterclock.errors import UnavailableError, WaterclockError
+from waterclock.database.held_snapshots import held_snapshots
+from waterclock.errors import ForbiddenError, UnavailableError, WaterclockError
 from waterclock.monitoring.table_facts import TableCounter, TableCounts, TableRecord, table_records
 from waterclock.monitoring.topic_facts import (
     SubscriptionRecord,
     TopicRecord,
     UpkeepRecord,
-    oldest_transaction,
     subscription_records,
     topic_records,
     upkeep_records,
@@ -60,7 +60,7 @@ class FactsReader:
                 topics = topic_records(connection)
                 subscriptions = subscription_records(connection)
                 upkeep = upkeep_records(connection)
-            oldest = oldest_transaction(backend)
+            oldest = _oldest_transaction(backend)
             counts, unread = self._count(tables, began + LONGEST)
         return Facts(tables, counts, unread, topics, subscriptions, upkeep, oldest, moments.monotonic() - began)
 
@@ -87,3 +87,15 @@ class FactsReader:
                 _log.info("cannot count the messages of table %r: %s", left[0].name, in_a_line(str(error)))
                 unread.append(left.popleft().name)
         return counts, unread
+
+
+def _oldest_transaction(backend: Backend) -> int | None:
+    """Return for how many seconds the oldest transaction is open.
+
+    None on SQLite, whose readers do not make writers slower, and if the server shows no transactions to this user.
+    """
+    try:
+        held = held_snapshots(backend, longest=0)
+    except ForbiddenError:
+        return None
+    return None if held is None else max((one.seconds for one in held), default=0)

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from waterclock.database.backend import Backend
-from waterclock.database.held_snapshots import held_snapshots
 from waterclock.database.schema.topic_catalogue import ledgers, subscriptions, topics
 from waterclock.database.schema.upkeep_catalogue import upkeep
-from waterclock.errors import ForbiddenError
 
 
 def _of_topic(state: str, value: sa.ColumnElement[int]) -> sa.ScalarSelect[int]:
@@ -114,15 +111,3 @@ def subscription_records(connection: sa.Connection) -> list[SubscriptionRecord]:
 def upkeep_records(connection: sa.Connection) -> list[UpkeepRecord]:
     """Read the last run of every task of upkeep."""
     return [UpkeepRecord(*row) for row in connection.execute(_UPKEEP)]
-
-
-def oldest_transaction(backend: Backend) -> int | None:
-    """Return for how many seconds the oldest transaction is open.
-
-    None on SQLite, whose readers do not make writers slower, and if the server shows no transactions to this user.
-    """
-    try:
-        held = held_snapshots(backend, longest=0)
-    except ForbiddenError:
-        return None
-    return None if held is None else max((one.seconds for one in held), default=0)

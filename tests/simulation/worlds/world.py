@@ -541,7 +541,7 @@ class World:
 
     def _judge_limit(self, process: str, delivery: Delivery) -> None:
         """Check that consumers have no more messages of a key, which is the group, than its limit."""
-        most = delivery.context.options.most_of_a_key
+        most = delivery.context.options.limit_of_a_key
         others = [
             message
             for message, holds in self.holds.items()

@@ -13,7 +13,7 @@ from tests.tables.options.plain_sql import catch_up, run
 from tests.tables.plans import buffers
 
 from waterclock.connection import Database
-from waterclock.tables.keys.in_flight import in_flight
+from waterclock.tables.keys.key_limits import in_flight
 from waterclock.tables.keys.key_rows import KeyState, give_turns, put_off
 from waterclock.tables.keys.turn_levels import ASLEEP
 from waterclock.tables.message_table import MessageTable

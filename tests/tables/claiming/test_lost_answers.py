@@ -22,7 +22,7 @@ from waterclock.errors import LeaseLostError, UnavailableError
 from waterclock.tables.consumers import receiving
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import claiming
-from waterclock.tables.messages.claiming.claim_groups_pipelined import claim_at_once
+from waterclock.tables.messages.claiming.claim_groups_pipelined import claim_pipelined
 
 pytestmark = pytest.mark.both_servers
 
@@ -264,7 +264,7 @@ def test_messages_of_a_claim_whose_second_transaction_failed_come_with_the_next_
     in_steps = claiming._claim_in_steps
 
     def take_one(context: Any, wanted: Any) -> Any:
-        claimed, _ = claim_at_once(context, replace(wanted, limit=1))
+        claimed, _ = claim_pipelined(context, replace(wanted, limit=1))
         return claimed, True
 
     def fail_after(*given: Any) -> Any:
@@ -272,7 +272,7 @@ def test_messages_of_a_claim_whose_second_transaction_failed_come_with_the_next_
         raise UnavailableError("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(claiming, "claim_at_once", take_one)
+        patch.setattr(claiming, "claim_pipelined", take_one)
         patch.setattr(claiming, "_claim_in_steps", fail_after)
         first = table.receive(2, consumer="x")
     rest = [table.receive(1, consumer="x"), table.receive(1, consumer="x")]

@@ -89,7 +89,7 @@ class TableDialect(ABC):
     values that it has set before.
     """
 
-    at_once = False  # whether statements of a transaction can be sent at once, and pass names to later ones: `keep`
+    sends_at_once = False  # whether statements of a transaction can be sent together, and pass on names: `keep`
 
     clock: str  # the current time of a statement in SQL, ns, for columns that plain SQL omits
 

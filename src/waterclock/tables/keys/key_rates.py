@@ -16,7 +16,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.keys.in_flight import NO_KEY
+from waterclock.tables.keys.key_limits import NO_KEY
 from waterclock.tables.keys.key_rows import Place, set_rates
 from waterclock.tables.model.timing.rate import Rate
 

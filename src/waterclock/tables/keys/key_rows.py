@@ -28,7 +28,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import LOWEST, message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.keys.in_flight import has_claimable
+from waterclock.tables.keys.key_limits import has_claimable
 from waterclock.tables.keys.turn_levels import (
     ASLEEP,
     ENDED,

@@ -233,7 +233,7 @@ class TableOptions:
         return {option: key for option, key in {**named, "fair_by": self.fair_by}.items() if key is not None}
 
     @property
-    def most_of_a_key(self) -> int | None:
+    def limit_of_a_key(self) -> int | None:
         """Return how many messages of one key are leased at most; None: any number."""
         return None if self.limit is None else next(iter(self.limit.values()))
 

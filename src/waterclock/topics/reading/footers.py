@@ -51,7 +51,7 @@ def checked_footer(
     name = files.name(path)
     if copy is not None:
         try:
-            return _parsed(copy, expected, f"the catalogue's copy of the footer of {name}")
+            return _checked_and_parsed(copy, expected, f"the catalogue's copy of the footer of {name}")
         except DamagedError as error:
             _log.warning("%s; using the footer in the file", error)
     try:
@@ -61,7 +61,7 @@ def checked_footer(
         if other is None:
             raise
         _log.warning("%s; using the catalogue's copy", error)
-        return _parsed(other, expected, f"the footer of {name}, as well as the catalogue's copy of it,")
+        return _checked_and_parsed(other, expected, f"the footer of {name}, as well as the catalogue's copy of it,")
 
 
 def footer_in_catalogue(storage: Storage, path: str) -> bytes | None:
@@ -75,7 +75,7 @@ def footer_in_catalogue(storage: Storage, path: str) -> bytes | None:
 @lru_cache(maxsize=16)
 def _own(files: LedgerFiles, path: str, expected: int) -> pq.FileMetaData:
     # A file never changes under its name, so a footer stays valid.
-    return _parsed(read_footer(files, path), expected, f"the footer of {files.name(path)}")
+    return _checked_and_parsed(read_footer(files, path), expected, f"the footer of {files.name(path)}")
 
 
 def read_footer(files: LedgerFiles, path: str) -> bytes:
@@ -99,7 +99,7 @@ def checked_unknown_footer(files: LedgerFiles, path: str) -> pq.FileMetaData:
     footer = MAGIC + end[MARK_BYTES:]
     if footer_mark(footer) != end[:MARK_BYTES]:
         raise DamagedError(f"the footer of {files.name(path)} is corrupt, or the file is not a ledger file")
-    return _parsed(footer, footer_checksum(footer), f"the footer of {files.name(path)}")
+    return _checked_and_parsed(footer, footer_checksum(footer), f"the footer of {files.name(path)}")
 
 
 def _end_of_file(files: LedgerFiles, path: str) -> bytes:
@@ -121,7 +121,7 @@ def _tail(file: pa.NativeFile, size: int, length: int) -> bytes:
     return file.read(length)
 
 
-def _parsed(data: bytes, expected: int, name: str) -> pq.FileMetaData:
+def _checked_and_parsed(data: bytes, expected: int, name: str) -> pq.FileMetaData:
     if footer_checksum(data) != expected:
         raise DamagedError(f"{name} is corrupt: the bytes do not match their checksum")
     try:

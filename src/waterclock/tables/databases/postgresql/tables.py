@@ -163,7 +163,7 @@ class PostgresqlTables(TableDialect):
     locks_in_parts = True
     keeps_ended = True
     reads_old = False
-    at_once = True
+    sends_at_once = True
     changed = CHANGED
     is_bounded = True
     marks_late = True

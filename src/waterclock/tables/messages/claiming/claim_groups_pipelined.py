@@ -74,7 +74,7 @@ class _RoundTrip:
         return any(row.nth not in gave and (not enough or row.nth < last) for row in self.free if row.is_chosen)
 
 
-def claim_at_once(context: TableContext, wanted: Wanted) -> tuple[list[Claimed], bool]:
+def claim_pipelined(context: TableContext, wanted: Wanted) -> tuple[list[Claimed], bool]:
     """Claim due messages until a rare case occurs.
 
     Returns the claimed messages, and whether a stepwise claim must look for the rest.

@@ -17,7 +17,7 @@ from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.databases.table_dialect import adapted
-from waterclock.tables.keys.in_flight import NO_KEY, InFlight, counting, free_places, is_leased
+from waterclock.tables.keys.key_limits import NO_KEY, InFlight, counting, free_places, is_leased
 from waterclock.tables.keys.key_rates import KeyRates
 from waterclock.tables.keys.key_routing import route_keys
 from waterclock.tables.keys.key_rows import (

@@ -28,7 +28,7 @@ from waterclock.tables.messages.claiming.bounded_rows import (
     note_claimed,
 )
 from waterclock.tables.messages.claiming.claim_exclusive import claim_exclusive
-from waterclock.tables.messages.claiming.claim_groups_pipelined import claim_at_once
+from waterclock.tables.messages.claiming.claim_groups_pipelined import claim_pipelined
 from waterclock.tables.messages.claiming.claim_keyed import Examined, claim_keyed
 from waterclock.tables.messages.claiming.claim_sequenced import claim_sequenced
 from waterclock.tables.messages.claiming.group_levels import next_group_due
@@ -49,7 +49,7 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
     A claim whose answer was lost is harmless: its leases run out.
     """
     if context.options.groups is not None:
-        return _claim_groups(context, wanted) if context.sql.at_once else _claim_in_steps(context, wanted, ())
+        return _claim_groups(context, wanted) if context.sql.sends_at_once else _claim_in_steps(context, wanted, ())
     if context.options.turns_by is not None:
         return _claim_keyed(context, wanted)
     is_bounded = context.sql.marks_late and has_bounds(context)
@@ -99,7 +99,7 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
     claimed: list[Claimed] = []
     is_unbalanced = wanted.consumer in context.unbalanced
     if context.options.ungrouped != "free" and not is_unbalanced:
-        claimed, more = claim_at_once(context, wanted)
+        claimed, more = claim_pipelined(context, wanted)
         if not more or len(claimed) == wanted.limit:
             return claimed
         wanted = replace(wanted, limit=wanted.limit - len(claimed))

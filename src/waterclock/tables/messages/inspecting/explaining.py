@@ -13,7 +13,7 @@ from waterclock.errors import NotFoundError, SchemaError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.group_state import UNGROUPED, is_out
 from waterclock.tables.groups.info import GroupInfo, TableHold, held_by_table, list_groups, locked, paused, seen_locked
-from waterclock.tables.keys.in_flight import in_flight
+from waterclock.tables.keys.key_limits import in_flight
 from waterclock.tables.keys.key_rates import key_free_at
 from waterclock.tables.messages.finishing.dead_letters import dead_letter_table
 from waterclock.tables.messages.rows.process_heartbeat import everywhere

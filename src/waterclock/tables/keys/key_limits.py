@@ -60,7 +60,7 @@ def free_places(context: TableContext, keys: Collection[str], counted: Sequence[
     room, free = dict.fromkeys(keys, most), dict.fromkeys(keys, most)
     lapsed: dict[tuple[str, int], int] = {}
     firsts: dict[tuple[str, int], tuple[int, int]] = {}
-    limit = context.options.most_of_a_key
+    limit = context.options.limit_of_a_key
     if limit is None:
         return InFlight(room, free, lapsed, firsts)
     leased = dict.fromkeys(set(keys).difference([NO_KEY]), 0)
@@ -131,7 +131,7 @@ def has_claimable(
 
     With bounds, it counts leased messages of this level only.
     """
-    limit = context.options.most_of_a_key
+    limit = context.options.limit_of_a_key
     if limit is None:
         return sa.true()
     rows = context.rows
