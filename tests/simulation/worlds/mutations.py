@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
@@ -170,7 +170,7 @@ def _any_of_free(context: Any) -> sa.Select[Any]:
 
 
 def _not_first(names: list[str], row: Any, now: int) -> Claimed:
-    return replace(_as_before(names, row, now), is_first=False)
+    return _as_before(names, row, now)._replace(is_first=False)
 
 
 def _look_at(context: Any, connection: Any, names: Any) -> dict[str, Any]:
