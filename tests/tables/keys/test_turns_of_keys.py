@@ -141,6 +141,21 @@ def test_the_first_message_of_a_new_key_comes_within_two_messages(fair: MessageT
     assert "z0" in _one_by_one(fair, 2)
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # whose searches pass blocks of messages
+def test_a_new_key_behind_600_blocks_of_another_comes_within_two_messages(
+    fair: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    with database.backend.engine.begin() as connection:
+        for statement in (
+            "ALTER SEQUENCE orders_seq_seq INCREMENT BY 1024",  # each message begins a block
+            "INSERT INTO orders (id, message, customer) SELECT n, 'a', 'a' FROM generate_series(1, 600) AS n",
+            "INSERT INTO orders (id, message, customer) VALUES (601, 'z0', 'z')",
+        ):
+            connection.exec_driver_sql(statement)
+    clock.now += 10**9  # plain SQL uses the clock of the server
+    assert "z0" in _one_by_one(fair, 2)
+
+
 def test_a_higher_priority_goes_first_across_keys(fair: MessageTable) -> None:
     _put(fair, "a0", "b0")
     _put(fair, "a1", "a2", "c0", priority=1)

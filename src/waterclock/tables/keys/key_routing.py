@@ -40,7 +40,8 @@ _ROUTED_AT_LEAST = 20
 _ROUTED_FOR_EACH = 2
 """New messages that a claim reads for each one that it wants: they may be of few keys, and all must be routed before
 long. To route a hundred keys, PostgreSQL reads 2,900 pages."""
-_SKIPPED_FOR_EACH = 3  # keys of blocks of messages that a search passes for each message that another one reads
+_SKIPPED_AT_ONCE = 300
+"""Blocks of new messages of one key that a search passes: two claims reach a new key behind a million messages."""
 _WINDOWS = 3  # windows that one claim reads, so that the first ones may be full of few keys
 
 
@@ -56,7 +57,7 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
     places: set[Place] = set()
     for number in range(_WINDOWS):
         skips = bool(number) and context.sql.is_bounded and after is not None
-        count = _SKIPPED_FOR_EACH * most if skips else most
+        count = _SKIPPED_AT_ONCE if skips else most
         window = (_skip if skips else _read)(context, connection, after, count)
         is_full = len(window) == count
         is_of_one = is_full and len({(row.key, row.priority) for row in window}) == 1
