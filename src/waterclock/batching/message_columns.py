@@ -26,7 +26,7 @@ def refuse_added(table: pa.Table, added: Iterable[str]) -> None:
 def column_of(table: pa.Table, name: str, *, nulls: bool = False) -> pa.ChunkedArray:
     """Return a column of a table, which must occur exactly once and, unless ``nulls``, hold none."""
     if table.schema.names.count(name) != 1:
-        raise SchemaError(f"table must have exactly one column {name!r}, got {table.schema.names}")
+        raise SchemaError(f"column {name!r} must occur exactly once in table, got columns {table.schema.names}")
     column = table.column(name)
     if column.null_count and not nulls:
         raise InvalidArgumentError(f"column {name!r} must not hold nulls, got {column.null_count}")

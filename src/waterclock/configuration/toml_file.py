@@ -24,7 +24,7 @@ def read_toml(path: Path) -> tuple[dict[str, Any], TomlLines]:
     except UnicodeDecodeError as error:
         raise InvalidArgumentError(f"{path} must be UTF-8 text: {error.reason}") from error
     except IsADirectoryError:
-        raise InvalidArgumentError(f"{path} is a folder. Name a file in this folder") from None
+        raise InvalidArgumentError(f"{path} is a folder. Pass the path of a file in it") from None
     except OSError as error:
         raise UnavailableError(f"cannot read {path}: {error.strerror}") from error
     try:

@@ -33,8 +33,8 @@ def check_batch(batch: Batch, group: str | None) -> None:
     for message in batch.messages:
         if message.source != batch.source or not batch.start <= message.event_time <= last:
             raise SchemaError(
-                f"messages of batch {batch.id} must be of its source, with times from {batch.start} to {last},"
-                f" got {message}"
+                f"each message of batch {batch.id} must have the batch's source, and a time from {batch.start} to"
+                f" {last}, got {message}"
             )
 
 

@@ -262,7 +262,7 @@ def test_texts_may_be_views_large_or_dictionaries_in_pieces_and_slices() -> None
     [
         (
             {"receive_time": None},
-            r"must have exactly one column 'receive_time', got \['source', 'stream', 'event_time'\]",
+            r"column 'receive_time' must occur exactly once in table, got columns \['source', 'stream', 'event_time'\]",
         ),
         ({"event_time": [1.0]}, "column 'event_time' must be int64 .*, got double"),
         ({"event_time": pa.array([1], pa.timestamp("ns"))}, r"column 'event_time' must be .*, got timestamp\[ns\]"),

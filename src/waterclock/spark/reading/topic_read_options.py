@@ -90,7 +90,7 @@ class TopicReadOptions(Opening):
             raise InvalidArgumentError("buckets and packed=false must not both be given")
         id_of = given.get("idof")
         if id_of is not None and not packed:
-            raise InvalidArgumentError(f"idOf must be omitted unless packed is true, got {quoted(id_of)}")
+            raise InvalidArgumentError(f"idOf needs packed=true or buckets, got {quoted(id_of)} without either")
         if id_of == "":
             raise InvalidArgumentError("idOf must be the name of a header, got ''")
         position = given.get("startingposition", "earliest")

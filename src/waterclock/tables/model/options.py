@@ -246,7 +246,7 @@ class TableOptions:
         """Check that a table whose messages have keys can have its other options."""
         if self.weights is not None and self.turns_by is None:
             raise InvalidArgumentError(
-                f"weights must be omitted unless fair_by, limit or rate is set, got {quoted(self.weights)}"
+                f"weights needs fair_by, limit or rate, got {quoted(self.weights)} without any of them"
             )
         for option, key in self.keys_named.items():
             value = getattr(self, option)
