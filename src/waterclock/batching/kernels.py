@@ -5,8 +5,8 @@ as in a source checkout, a kernel runs interpreted for few rows, and compiled wi
 to compile after an installation. Each process then spends 0.7 to 2 s on loading the compiled code, mostly on importing
 Numba. The interpreted form handles `INTERPRETED_ROWS` rows in less time (docs/adr/0025).
 
-The files of a kernel's package import one another relatively, so that each form of a file imports the same form of the
-others.
+The files of a kernel's package import one another relatively. So an interpreted file imports interpreted files, and a
+file compiled with Numba imports compiled files.
 """
 
 from __future__ import annotations

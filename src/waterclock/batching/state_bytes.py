@@ -1,4 +1,4 @@
-"""The bytes of a batcher's state: Arrow IPC, with JSON in its schema metadata, in a frame with a checksum."""
+"""The bytes of a batcher's state: a frame with a checksum around Arrow IPC, whose schema metadata holds JSON."""
 
 from __future__ import annotations
 

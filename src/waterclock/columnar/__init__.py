@@ -1,4 +1,4 @@
-"""Packs the messages of many sources into columns, stores them in binary cells, and batches them as streams.
+"""Packs the messages of many sources into columns and binary cells, and batches them piece by piece.
 
 This package does not need Spark.
 """

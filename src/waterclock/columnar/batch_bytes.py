@@ -1,7 +1,7 @@
 """Writes many batches at once: the same bytes as `waterclock.Batch.to_bytes`, but much faster.
 
-pyarrow takes 200 µs to cut a batch of five messages out of columns and write it, nearly all of it call overhead.
-Streams of the same columns differ only in a few places: the facts in the schema's metadata, and the lengths, null
+pyarrow takes 200 µs to cut a batch of five messages out of columns and write it, nearly all of it call overhead. Arrow
+IPC streams with the same columns differ only in a few places: the facts in the schema's metadata, and the lengths, null
 counts and buffers of the record batch. So pyarrow writes one stream as a template, and this module fills in the numbers
 of each batch. The layout follows Arrow's IPC format (https://arrow.apache.org/docs/format/Columnar.html).
 """

@@ -5,9 +5,10 @@ A packed row has
 - ``source``: text;
 - ``streams``: array of text, the streams that occur;
 - ``count``: the number of messages;
-- ``messages``: binary, a cell of records (see `waterclock.columnar.records`); or a cell of differences, if the messages
-  are not batched yet and have positions;
-- before batching, ``clock``: the receive clock of the task that packed the row, microseconds since the epoch.
+- ``messages``: binary, a cell of records, or a cell of differences between messages if they are not batched yet and
+  have positions (`waterclock.columnar.records` describes both);
+- ``clock``, only before batching: the latest receive time of the messages that a task packed together, microseconds
+  since the epoch.
 
 Payloads stay in the topic.
 """

@@ -1,1 +1,1 @@
-"""Batches a topic live in one process, without Spark: by the same rules, and each message exactly once."""
+"""Batches a topic live in one process, by the same rules as on Spark. Puts each batch exactly once."""

@@ -1,4 +1,4 @@
-"""Estimates how far a stream's clock differs from the receive clock, message by message, to align its times.
+"""Estimates, message by message, how far a stream's clock differs from the receive clock, to align the stream's times.
 
 The receive time minus the event time of a message is the offset of the clocks plus the message's transit time. A delay
 only increases this difference, so the smallest differences show the offset. Drawn over time, the offset is a line below

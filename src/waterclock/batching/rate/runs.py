@@ -1,4 +1,4 @@
-"""Finds the runs of batches. A run is the part of a source's data between two boundaries.
+"""Finds the run to which each batch belongs. A run is the part of a source's data between two boundaries.
 
 A boundary is a message of a declared stream.
 """

@@ -3,11 +3,11 @@
 While a pipeline runs, `MeasuredLength` follows the time that micro-batches take, and writes the length to a file on the
 driver. The source reads that file to plan a micro-batch, and adds the length to the micro-batch's offset, which Spark
 writes to the checkpoint before the micro-batch begins. All messages carry the length to the tasks. So if a micro-batch
-is repeated, it has the same length again, even if the file has changed.
+is repeated, its messages have the same batch length again, even if the file has changed.
 
-Spark deletes old offsets. So before a micro-batch is written to the outputs, `LengthRecord` records its length in the
-checkpoint. Each change of the length creates an empty file; the file's name holds the new length and the first entry to
-which it applies. A replay reads the names, and stops at the end of the newest micro-batch.
+Spark deletes old offsets. So before a micro-batch is written to the outputs, `LengthRecord` records its batch length in
+the checkpoint. Each change of the length creates an empty file; the file's name holds the new length and the first
+entry to which it applies. A replay reads the names, and stops at the end of the newest micro-batch.
 """
 
 from __future__ import annotations

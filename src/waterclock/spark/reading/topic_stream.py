@@ -6,17 +6,18 @@ topic's origin. A later topic of the same name has another origin, and refuses t
 
 The start of a stream is recorded as it was requested (``{"position": "earliest"}``, ``{"event_time": …}``), without an
 ordinal, and looked up when needed. Spark asks for it again when it repeats the first micro-batch, and must get the same
-answer even if the topic has grown. If the topic is empty, the end of the first micro-batch also records the start as it
-was requested.
+answer even if the topic has grown. If the topic is empty, the end offset of the first micro-batch also holds the
+requested start.
 
 A start that depends on the time (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once. The first
-micro-batch then has no messages, and its end is the position found. For any other start, the end of the first
-micro-batch has the ordinal of its first message as ``begin``, so that its messages can be counted. ``buckets`` and
-``rule`` hold the options with these names. A pipeline reads them from the offset when it starts again.
+micro-batch then has no messages, and its end offset holds the position found. For a start that does not depend on the
+time, the end offset holds, as ``begin``, the ordinal of the first message in the micro-batch. With this ordinal, the
+messages can be counted. ``buckets`` and ``rule`` hold the options with these names. A pipeline reads them from the
+offset when it starts again.
 
-If a pipeline's batch length adapts, the end of a micro-batch also has the length of its messages as ``length``, with
-``since``, the first position to which the length applies. Spark writes the offset before it begins the micro-batch, and
-uses the same offset if it repeats the micro-batch.
+If a pipeline's batch length adapts, the end offset of a micro-batch also holds ``length``: the batch length for its
+messages, and, as ``since``, the first position to which that length applies. Spark writes the offset before it begins
+the micro-batch, and uses the same offset if it repeats the micro-batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs in place of a Python process that Java starts, and asks the fork server to fork that process.
+"""Replaces a Python process that Java would start: asks the fork server to fork one.
 
-Java starts ``python -I -S forked.py FOLDER -m MODULE [ARGUMENT]``. This script asks the fork server in FOLDER to fork
-the Python process, and ends when the forked process ends. If the server does not answer, the script becomes the Python
-process itself. It imports little, to start fast.
+Java starts ``python -I -S forked.py FOLDER -m MODULE [ARGUMENT]``. This script asks the fork server in FOLDER to fork a
+Python process that runs MODULE, and ends when the forked process ends. If the server does not answer, the script runs
+MODULE itself. It imports little, to start fast.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Watches the database once for all idle consumers of a process that wait for the same messages.
 
-One of the consumers, the leader, watches. When it finds a message, it passes this role on. The next consumer then
-claims, and becomes the leader if its claim finds nothing. So one message does not wake all consumers, and the database
-gets only as many queries as from one consumer. In a table with exclusive groups, the leader also looks up when each
-other consumer must claim next, and wakes a consumer that must claim earlier than it had planned.
+One of the consumers, the leader, watches. When it has claimed a message, it passes this role on, because it is busy.
+The next consumer then tries to claim, too, and watches if there is nothing to claim. So one message does not wake all
+consumers, and the database gets only as many queries as from one consumer. In a table with exclusive groups, the leader
+also looks up when each other consumer must claim next, and wakes a consumer that must claim earlier than it had
+planned.
 """
 
 from __future__ import annotations

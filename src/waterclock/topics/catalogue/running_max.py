@@ -2,13 +2,14 @@
 
 A search for a time uses the running maxima to find the ledger. They must never be too low, and must never fall from one
 ledger to the next. A running maximum that is too high, because its ledger was deleted, only slows a search down: the
-search begins at an earlier ledger, walks from ledger to ledger and finds the same message. So a deletion only records
-that running maxima may be stale. Afterwards `lower_peaks` lowers them, some in each transaction, from the first
-remaining ledger until they match the ledgers' own bounds.
+search begins at an earlier ledger, walks from ledger to ledger and finds the same message. So a deletion only notes in
+the topic's row (``stale_peaks``) that running maxima may be stale. Later, `lower_peaks` lowers them, up to
+`_LEDGERS_AT_ONCE` per transaction. It begins at the first remaining ledger, and stops at the first one whose running
+maximum is already right.
 
-If `lower_peaks` is killed, the maxima of finished ledgers are correct, and the maxima of later ledgers are still too
-high. The record also names the ledger that was reached. If a maximum before that ledger matches the bounds, maxima
-after it may still be too high.
+If `lower_peaks` is killed, the maxima of finished ledgers are right, and those of later ledgers may still be too high.
+So ``stale_peaks`` holds the first ledger that is not finished. A right maximum before this ledger does not stop the
+next run.
 """
 
 from __future__ import annotations

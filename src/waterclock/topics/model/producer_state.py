@@ -1,7 +1,7 @@
 """Decides whether an append is new, a repeat or a mistake, by the numbers of its messages. Does no I/O.
 
-A producer's numbers only grow. The catalogue remembers them twice: the producer's last appends one by one, with
-position and checksum, and all numbers that were ever appended, as ranges. Both are bounded, so some numbers are
+A producer's numbers only grow. The catalogue remembers them in two lists: the producer's last appends, with position
+and checksum, and the numbers appended so far, as ranges. Both lists are limited in length, so early numbers are
 forgotten. An append with forgotten numbers is an error, because dropping it as a repeat could silently lose messages.
 """
 

@@ -1,10 +1,10 @@
 """Repairs a topic: corrects the catalogue, and records missing messages as lost.
 
-First, the repair imports ledger files that the catalogue has lost, and finds files that were renamed, because messages
-in a file are not lost. Then it measures bounds again, and records unreadable messages as lost: entries, row groups,
-ledgers. After that, a ledger that the catalogue described wrongly is imported from its file. No file is removed or
-changed: a damaged file stays in its place. Each step is a transaction of its own, so a repair that is killed is simply
-run again.
+First, the repair imports ledger files that the catalogue has lost, and finds files that were renamed, so that their
+messages are not recorded as lost. Then it measures the bounds of ledgers again, and records unreadable entries, row
+groups and ledgers as lost. After that, a ledger that the catalogue described wrongly is imported from its file. No file
+is removed or changed: a damaged file stays in its place. Each step is a transaction of its own, so a repair that is
+killed is simply run again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starts a child process in its own process group. To kill it also kills the processes that it started."""
+"""Starts a child process in its own process group. Killing the child also kills the processes that it started."""
 
 from __future__ import annotations
 

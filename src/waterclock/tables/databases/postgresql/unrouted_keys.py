@@ -1,4 +1,4 @@
-"""Searches PostgreSQL's index of unrouted messages, in tables whose keys take turns, from a lower bound upward.
+"""Searches PostgreSQL's index of unrouted messages upward from a lower bound, in tables whose keys take turns.
 
 The index is ordered by blocks of seqs, and within a block by key. So a search skips the entries of earlier messages,
 which remain while a transaction holds an old snapshot. If many messages of one key wait, the search finds the other

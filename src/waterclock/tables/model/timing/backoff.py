@@ -1,4 +1,4 @@
-"""Computes the delay before a failed message is retried, in ns, from its number of failures."""
+"""Computes how long, in ns, a failed message waits for its retry. The delay depends on its number of failures."""
 
 from __future__ import annotations
 

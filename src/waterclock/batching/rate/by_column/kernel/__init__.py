@@ -1,8 +1,7 @@
 """The rules of batching by rate over arrays, compiled with Numba.
 
-Each function has the name of the function whose rule it follows, in `by_message` or in a file of `rate`. The files
-import one another relatively, so that each form of a file (`waterclock.batching.kernels`) imports the same form of the
-others.
+Each function is named after a function in `by_message` or in a file of `rate`, and follows the same rule. The files
+import one another relatively, because `waterclock.batching.kernels` loads them both interpreted and compiled.
 """
 
 from __future__ import annotations
