@@ -133,10 +133,10 @@ follows from a message's columns, from the messages before it in its group, and 
 tables of states below, a message or a group may meet several conditions. Its state is the first whose condition it
 meets.
 
-An operation is a method of the message table, of a delivery or a subscription, or of the table's `groups`. It may be
-called on the message or on another message of its group: when a message is acked, the next message changes from
-`blocked` to `ready`. `close` closes a subscription. Two operations are not methods: `time` is the passing of time, and
-`route` places new messages in their groups.
+An operation is a method of the message table, of a delivery or a subscription, or of the table's `groups`. An operation
+on one message may also change the state of other messages in its group: when a message is acked, the next message
+changes from `blocked` to `ready`. `close` closes a subscription. Two operations are not methods: `time` is the passing
+of time, and `route` places new messages in their groups.
 
 Each claim and each command on groups calls `route` first. If this changes the state of a group, the page lists two
 transitions: the transition by `route`, and the transition by the operation itself.

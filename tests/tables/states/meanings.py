@@ -68,11 +68,11 @@ HOLDS: Mapping[Hold, Meaning] = {
         "`rate_next` of the table is in the future",
     ),
     "key_rate": Meaning(
-        "Consumers got as many messages of the message's key as the `rate` of the table allows.",
+        "Consumers have recently received as many messages with this key as the table's `rate` allows.",
         "a row of its `message_key` in `waterclock_message_keys` has a `rate_next` in the future",
     ),
     "limit": Meaning(
-        "Consumers have as many messages of the message's key as the `limit` of the table allows.",
+        "Consumers hold as many messages with this key as the table's `limit` allows.",
         "the number of unacked messages with its `message_key` and a `claim_id` has reached the `limit`",
     ),
     "owner_away": Meaning(
@@ -108,8 +108,8 @@ GROUPS: Mapping[GroupState, Meaning] = {
         "No message of the group is delivered until the group is resumed.", "`paused_until` is in the future"
     ),
     "ready": Meaning(
-        "Its next message is due, or has expired and will be skipped. The next claim by a consumer that is allowed to"
-        " have the group takes it.",
+        "Its next message is due, or has expired and will be skipped. Among the consumers that are allowed to"
+        " have the group, the next one that claims gets it.",
         "`ready_at` is past",
     ),
     "due_later": Meaning("Its next message is scheduled or backs off.", "`ready_at` is in the future"),
