@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tables.conftest import MovableClock
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
