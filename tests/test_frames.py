@@ -149,7 +149,7 @@ def test_objects_that_a_library_would_misrepresent_are_refused() -> None:
             pl.DataFrame(ROWS),
             {"columns": {"source": "no"}},
             SchemaError,
-            "must have exactly one column 'no' for the field source, got",
+            "column 'no', for the field source, must occur exactly once in messages, got",
         ),
         (pl.DataFrame(ROWS), {"columns": {"sorce": "device"}}, InvalidArgumentError, "got 'sorce': 'device'"),
         (pl.DataFrame(ROWS), {"columns": ["a"]}, InvalidArgumentError, "columns must be a dict"),

@@ -167,7 +167,9 @@ def _renamed(table: pa.Table, names: Mapping[str, str], payload: str | None) -> 
 def _column(table: pa.Table, theirs: str, name: str) -> pa.ChunkedArray:
     given = table.schema.names
     if given.count(theirs) != 1:
-        raise SchemaError(f"messages must have exactly one column {theirs!r} for the field {name}, got columns {given}")
+        raise SchemaError(
+            f"column {theirs!r}, for the field {name}, must occur exactly once in messages, got columns {given}"
+        )
     return table.column(theirs)
 
 

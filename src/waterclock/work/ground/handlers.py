@@ -112,7 +112,7 @@ def entered(factory: Any) -> Entered:
         raise InvalidArgumentError(f"handler {name} must not both yield and take arguments: {remedy}")
     made = factory()
     if not isinstance(made, AbstractContextManager | AbstractAsyncContextManager):
-        raise InvalidArgumentError(f"handler {name} must not yield unless it is a context manager: {remedy}")
+        raise InvalidArgumentError(f"handler {name} must be a context manager if it yields: {remedy}")
     return made
 
 
