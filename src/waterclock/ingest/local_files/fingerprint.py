@@ -1,7 +1,7 @@
-"""Identifies a file by its device and inode, its first bytes, and the bytes before the position that was read.
+"""Identifies a file by its device and inode, its first bytes, and the last bytes that were read.
 
 An inode alone is not enough, because filesystems reuse it, and a file may be truncated and rewritten. The first bytes
-alone are not enough either, because many files begin with the same header. The bytes before the position distinguish
+alone are not enough either, because many files begin with the same header. The last bytes that were read distinguish
 such files.
 """
 
