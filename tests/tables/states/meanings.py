@@ -18,8 +18,8 @@ class Meaning(NamedTuple):
 MESSAGES: Mapping[MessageState, Meaning] = {
     "acked": Meaning("Handled. It is never delivered again.", "`time_acked` is not NULL"),
     "ack_held_back": Meaning(
-        'Handled and acked before its turn, with `ack_order="hold"`: the ack takes effect when all earlier messages of'
-        " its group are acked.",
+        'Handled and acked before its turn, in a table with `ack_order="hold"`. The ack takes effect when all earlier'
+        " messages of its group are acked.",
         "`ack_held_at` is not NULL",
     ),
     "leased": Meaning(
@@ -41,7 +41,7 @@ MESSAGES: Mapping[MessageState, Meaning] = {
         "Waits for earlier messages of its group.", "a row of the group with a smaller `position` is not acked"
     ),
     "exhausted": Meaning(
-        "The first of its group, with all its attempts used up: it is not delivered again, and blocks its group.",
+        "The first of its group, and its attempts are used up. It is not delivered again, and blocks its group.",
         "`epoch` has reached `max_attempts`",
     ),
     "backing_off": Meaning(
