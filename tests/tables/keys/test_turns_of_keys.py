@@ -173,3 +173,31 @@ def test_a_key_that_is_always_served_does_not_hold_up_one_whose_messages_come_ba
         if one.payload == "b0":
             one.nack(delay="0s")
     assert "b0" in _one_by_one(fair, 2)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the other servers refuse invalid text
+def test_many_messages_whose_keys_are_no_valid_text_hide_no_later_key(
+    fair: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    invalid = "INSERT INTO orders (id, message, customer) VALUES ({}, 'x', CAST(x'61F5808080' AS TEXT))"
+    with database.backend.engine.begin() as connection:
+        for number in range(20):
+            connection.exec_driver_sql(invalid.format(number + 1))
+    _put(fair, "b0")
+    clock.now += 10**9
+    assert _one_by_one(fair, 1) == ["b0"]
+
+
+def test_the_row_of_a_key_ends_if_its_last_message_is_cancelled(
+    fair: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    ids = list(fair.put_many([{"payload": "x", "customer": f"k{number}"} for number in range(5)]))
+    [delivery] = fair.receive(1)
+    delivery.ack()
+    fair.cancel(ids)
+    for _ in range(2):
+        assert fair.receive(5) == []
+        clock.now += 3600 * 10**9  # when the lease has ended, the key of the acked message is looked at again
+    with database.backend.engine.connect() as connection:
+        left = "SELECT count(*) FROM waterclock_message_keys WHERE is_due <> 3"
+        assert connection.exec_driver_sql(left).scalar_one() == 0

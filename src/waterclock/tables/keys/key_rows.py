@@ -240,7 +240,7 @@ def place_all(context: TableContext, connection: SqlConnection, states: Mapping[
     sleeping: dict[Place, KeyState] = {}
     gone: list[Place] = []
     for (place, state), found in zip(states.items(), firsts, strict=True):
-        first = state.gap_to if found is None and state.searched_until(now) < state.gap_to else found
+        first = state.gap_to if found is None and state.searched_until(now) < state.gap_to < MAX_NS else found
         if first is not None and first <= now:
             due[place] = state._replace(first_at=first)
         elif first is not None or state.used_until > now:
