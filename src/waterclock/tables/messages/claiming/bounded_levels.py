@@ -95,11 +95,11 @@ def earliest_of(context: TableContext, who: str, lows: str) -> sa.ScalarSelect[A
 def owners_values(bounds: GroupBounds, names: Sequence[str]) -> dict[str, Any]:
     """Return the parameters of `earliest_of_each` and `highest_unknown` for several consumers."""
     searches = [bounds.at_values(name) for name in names]
-    known = searches[0].priorities if searches else []
+    # Each with its own priorities, because another thread may learn one meanwhile.
     return {
-        **_ranges_of(known),
-        "owners": [one.consumer for one in searches for _ in known],
-        "known": [priority for _ in searches for priority in known],
+        **_ranges_of(searches[0].priorities if searches else []),
+        "owners": [one.consumer for one in searches for _ in one.priorities],
+        "known": [priority for one in searches for priority in one.priorities],
         "own_lows": [each.low for one in searches for each in one.own],
     }
 

@@ -21,7 +21,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.databases.table_dialect import adapted
 from waterclock.tables.groups.consumers import is_new_to
-from waterclock.tables.groups.first_positions import first_values, searches_for, within_places
+from waterclock.tables.groups.first_positions import SEARCHED_AT_ONCE, first_values, searches_for, within_places
 from waterclock.tables.groups.group_state import epoch_begun, is_assigned, lock_out, these_groups
 from waterclock.tables.groups.routing import route_new
 from waterclock.tables.messages.claiming.group_levels import (
@@ -187,18 +187,16 @@ class GroupClaim(ABC):
         return [row for row in found if (row.group_id, row.assigned, row.head) not in self._seen][:count]
 
     def _lock_by_key(self, owns: bool, at: dict[str, Any], count: int) -> Sequence[_Row]:
-        """Lock due groups that are not locked elsewhere, in the order of a claim."""
-        found: list[_Row] = []
-        passed: list[str] = []
-        while True:
-            left = count - len(found)
-            seen = self._connection.execute(_free_by_key(owns=owns), {**at, "count": left, "passed": passed}).all()
-            ours = [row for row in seen if row.group_id is not None]
-            found += sorted(ours, key=_by_due_time)
-            # Other consumers have locked the missing ones, or claimed them meanwhile.
-            if len(seen) < left or len(ours) == left:
-                return found
-            passed += [row.seen_id for row in seen]
+        """Lock due groups that are not locked elsewhere, in the order of a claim.
+
+        If other consumers have locked some of those found, a search that locks finds others behind them. It passes dead
+        entries, but to search again without locks would keep more and more groups from other claims.
+        """
+        seen = self._connection.execute(_free_by_key(owns=owns), {**at, "count": count}).all()
+        found = [row for row in seen if row.group_id is not None]
+        if len(found) < len(seen) == count:
+            return self._connection.execute(_free_groups(owns=owns), {**at, "low": MIN_NS, "count": count}).all()
+        return sorted(found, key=_by_due_time)
 
     def _choose(self, free: Iterable[_Row], most: int) -> list[str]:
         """Choose as many groups as probably have ``most`` messages."""
@@ -219,7 +217,7 @@ class GroupClaim(ABC):
         context, connection = self._context, self._connection
         which = {"groups": chosen, "count": most, "who": who, "now": self._now}
         searches = None
-        if context.sql.begins_at_constants:
+        if context.sql.begins_at_constants and len(chosen) <= SEARCHED_AT_ONCE:
             searches, which = searches_for(len(chosen)), which | self._places_of(chosen, most)
         # Their columns are read a dozen times each, and SQLAlchemy's rows are slow.
         found = connection.execute(_first_rows(context, searches), which)
@@ -353,16 +351,14 @@ def _free_by_key(*, owns: bool) -> sa.Select[*tuple[Any, ...]]:
     """Search without locks, and lock the groups by their keys: see `TableDialect.locks_by_key`."""
     # With a column that the index lacks: then the server checks the end of the range before it reads a group's row.
     columns = groups.c.table_id, groups.c.group_id, groups.c.ready_at, groups.c.first_seq, groups.c.head
-    passed = groups.c.group_id.in_(sa.bindparam("passed", type_=groups.c.group_id.type, expanding=True))
-    due = _first_due(*columns).where(~passed)
-    found = adapted(groups.alias("unlocked"), groups)(due).subquery("found")
+    found = adapted(groups.alias("unlocked"), groups)(_first_due(*columns)).subquery("found")
     is_found = (groups.c.table_id == found.c.table_id) & (groups.c.group_id == found.c.group_id)
     still = (
         is_assigned(sa.bindparam("who")),
         groups.c.priority == sa.bindparam("of"),
         groups.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger),
     )
-    seen = found.c.group_id.label("seen_id"), found.c.ready_at.label("due_at"), found.c.first_seq.label("nth")
+    seen = found.c.ready_at.label("due_at"), found.c.first_seq.label("nth")
     # Only an outer join makes the server begin with the groups that were found.
     return (
         sa.select(*FREE_COLUMNS, *_owned(owns=owns), *seen)
