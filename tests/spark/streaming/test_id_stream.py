@@ -177,6 +177,6 @@ def test_a_state_of_other_options_or_of_something_else_is_refused() -> None:
             IdStream.restore(state, IdRule.checked(*other))
     with pytest.raises(DamagedError, match="the state of batching by id is corrupt"):
         IdStream.restore(state[:-1] + b"?", rule)
-    with pytest.raises(SchemaError, match="is not the state of batching by id"):
+    with pytest.raises(SchemaError, match="are not the state of batching by id"):
         IdStream.restore(EventTimeStream.__name__.encode(), rule)
     assert PLAIN != NUMBERED

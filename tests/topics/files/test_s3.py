@@ -70,7 +70,7 @@ def test_a_topic_lives_on_s3(
     assert topic.sweep() == 3
     objects = s3_server.filesystem.get_file_info(roots.fs.FileSelector(f"{bucket}/data", recursive=True))
     assert [info.base_name for info in objects if info.is_file] == [MARKER]
-    with pytest.raises(InvalidArgumentError, match=rf"s3://{bucket}/data was opened with credentials"):
+    with pytest.raises(InvalidArgumentError, match=rf"s3://{bucket}/data needs credentials"):
         wc.connect(str(database.backend.url)).topic("t")
 
 
