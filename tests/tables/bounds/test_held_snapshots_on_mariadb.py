@@ -157,6 +157,27 @@ def test_a_claim_passes_all_groups_that_others_have_locked(
     assert [one.payload for one in table.receive(2)] == ["0", "1"]
 
 
+def test_a_claim_takes_no_more_statements_the_more_groups_others_have_locked(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(payload="text", groups="sequenced")
+    table.put_many([{"payload": str(number), "group": f"g{number}"} for number in range(40)])
+    [first] = table.receive(1)  # routes the others, too
+    first.nack(delay=0)
+
+    def statements_beside(locked: int) -> int:
+        with database.backend.engine.begin() as other:
+            lock_groups(table.context, other, [f"g{number}" for number in range(locked)])
+            with statements_of(database.backend) as seen:
+                [claimed] = table.receive(1)
+            other.rollback()
+        claimed.nack(delay=0)
+        return len(seen)
+
+    few = statements_beside(3)
+    assert statements_beside(30) <= few + 2  # now and then, a claim also looks after bounds
+
+
 @pytest.mark.usefixtures("held")
 def test_an_ack_in_a_table_with_partitions_finds_messages_by_their_keys(
     make_table: Callable[..., MessageTable], database: Database
