@@ -32,7 +32,7 @@ from waterclock.tables.groups.group_state import (
 from waterclock.tables.model.claims.claim import FIRST_SEQ, LAST_SEQ
 from waterclock.tables.model.schema import not_acked
 
-_ROUTED_AT_ONCE = 50_000
+_ROUTED_AT_ONCE = 50_000  # in one transaction, or in those of one claim
 _AT_ONCE = 2_000
 """How many messages are routed without a round trip in between; it bounds the number of group names kept."""
 
@@ -67,14 +67,14 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
     """
     if not (context.sql.one_writer or try_turn(context, connection)):
         return False
-    start = context.reached.routed.value
+    start, most = context.reached.routed.value, _most_at_once(context)
     passed = set(context.refused_groups.now()) if passed is None and context.refused_groups.some else set(passed or ())
     while True:
         found = connection.execute(_window(context), {"start": start}).all()
         window = sorted(found if context.sql.one_writer else _seen_or_locked(found), key=attrgetter("seq"))
         routed = _route_window(context, connection, window, passed)
-        if len(window) < _ROUTED_AT_ONCE or routed:
-            return len(window) == _ROUTED_AT_ONCE
+        if len(window) < most or routed:
+            return len(window) == most
         start = min(max(row.place for row in window) + 1, LAST_SEQ)
 
 
@@ -277,7 +277,16 @@ def _next_new(context: TableContext, rows: sa.FromClause) -> sa.Select[*tuple[An
         rows.c.closes_group.label("closes"),
     )
     found = context.sql.by_unrouted_index(found, rows).where(unrouted_from(context, rows, "start"))
-    return found.order_by(place).limit(_ROUTED_AT_ONCE)
+    return found.order_by(place).limit(_most_at_once(context))
+
+
+def has_parts_left(context: TableContext, part: int) -> bool:
+    """Return whether a claim that has routed this many parts, each in a transaction, should route more first."""
+    return part * context.sql.routed_at_once < _ROUTED_AT_ONCE
+
+
+def _most_at_once(context: TableContext) -> int:
+    return min(context.sql.routed_at_once, _ROUTED_AT_ONCE)
 
 
 def _add_groups(

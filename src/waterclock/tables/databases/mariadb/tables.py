@@ -121,6 +121,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     reads_old = True
     orders_groups_by_priority = True
     begins_at_constants = True
+    routed_at_once = 2_000
     marks_late = True
     clock = NOW
 
@@ -309,7 +310,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         found = search(seen).with_only_columns(seen.c.seq, maintain_column_froms=True).subquery("found")
         its = sa.and_(rows.c.seq == found.c.seq, still)
         columns = search(rows).selected_columns
-        return sa.select(*columns).select_from(sa.outerjoin(found, rows, its)).with_for_update(skip_locked=True)
+        locked = (
+            sa.select(*columns).select_from(sa.outerjoin(found, rows, its)).with_hint(rows, "FORCE INDEX (PRIMARY)")
+        )
+        return locked.with_for_update(skip_locked=True)
 
     def update_pairs(self, rows: sa.Table) -> tuple[sa.Update, sa.ColumnElement[int]]:
         """Update messages by their seqs. Only an outer join makes the server begin with the pairs."""

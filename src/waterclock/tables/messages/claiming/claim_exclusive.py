@@ -22,12 +22,15 @@ from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import uncounted_sql
 
 
-def claim_exclusive(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
+def claim_exclusive(
+    context: TableContext, connection: SqlConnection, wanted: Wanted, *, may_only_route: bool
+) -> tuple[list[Claimed], bool]:
     """Claim messages of the consumer's own groups and, if it has room, of unassigned groups.
 
-    Returns the claimed messages, and whether there are new messages that were not examined.
+    Returns the claimed messages, and whether there are new messages that were not examined. If ``may_only_route``, it
+    claims nothing while there are.
     """
-    claim = _ExclusiveClaim(context, connection, wanted)
+    claim = _ExclusiveClaim(context, connection, wanted, may_only_route=may_only_route)
     claim.take()
     return claim.claimed, claim.more
 
@@ -37,6 +40,8 @@ class _ExclusiveClaim(GroupClaim):
         """Claim due messages, unless another live process has the consumer's name."""
         context, connection, most_groups = self._context, self._connection, self._wanted.max_groups
         top = self.route_new(locks=False)
+        if self.only_routes:
+            return
         joined = consumers.join(context, connection, self._me, most_groups, self._now)
         if joined is Joined.REFUSED:
             self.more = False

@@ -50,8 +50,11 @@ class GroupClaim(ABC):
     If there are also ungrouped messages, a random choice decides which go first.
     """
 
-    def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted) -> None:
+    def __init__(
+        self, context: TableContext, connection: SqlConnection, wanted: Wanted, *, may_only_route: bool
+    ) -> None:
         self._context = context
+        self._may_only_route = may_only_route
         self._connection = connection
         self._wanted = wanted
         self._me = wanted.consumer or UNASSIGNED
@@ -67,6 +70,7 @@ class GroupClaim(ABC):
         self._expired = 0
         self.claimed: list[Claimed] = []  # the claimed messages
         self.more = False  # whether there are messages that were not examined
+        self.only_routes = False  # whether other transactions must route more messages before it claims
 
     @abstractmethod
     def _take_from(self, free: Iterable[_Row], most: int, who: str) -> None:
@@ -82,6 +86,7 @@ class GroupClaim(ABC):
         if top.unrouted:
             # Putting only inserts rows; consumers route them to their groups.
             self.more = route_new(context, connection)
+            self.only_routes = self.more and self._may_only_route
             self._now = context.backend.now(connection)
         return top
 

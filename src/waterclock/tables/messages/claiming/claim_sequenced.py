@@ -17,15 +17,19 @@ from waterclock.tables.messages.claiming.claim_groups_in_steps import GroupClaim
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 
 
-def claim_sequenced(context: TableContext, connection: SqlConnection, wanted: Wanted) -> tuple[list[Claimed], bool]:
+def claim_sequenced(
+    context: TableContext, connection: SqlConnection, wanted: Wanted, *, may_only_route: bool
+) -> tuple[list[Claimed], bool]:
     """Claim messages from the start of groups without leased messages.
 
-    Returns the claimed messages, and whether there are new messages that were not examined.
+    Returns the claimed messages, and whether there are new messages that were not examined. If ``may_only_route``, it
+    claims nothing while there are.
     """
-    claim = _SequencedClaim(context, connection, wanted)
+    claim = _SequencedClaim(context, connection, wanted, may_only_route=may_only_route)
     # Most claims find the groups that they lock in the first look.
     top = claim.route_new(locks=True)
-    claim.take_all(top, is_known=not top.unrouted)
+    if not claim.only_routes:
+        claim.take_all(top, is_known=not top.unrouted)
     return claim.claimed, claim.more
 
 

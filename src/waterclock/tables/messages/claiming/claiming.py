@@ -16,6 +16,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
+from waterclock.tables.groups.routing import has_parts_left
 from waterclock.tables.keys.key_rows import keys_due
 from waterclock.tables.keys.turn_levels import lows_of
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
@@ -121,11 +122,14 @@ def _claim_groups(context: TableContext, wanted: Wanted) -> list[Claimed]:
 
 
 def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Claimed]) -> list[Claimed]:
-    take_step = partial(_OF_GROUPS[context.options.groups or "sequenced"], context, wanted=wanted)
+    take = _OF_GROUPS[context.options.groups or "sequenced"]
     durable = context.options.max_attempts is not None
     is_again = False
+    part = 1
 
     while True:
+        take_step = partial(take, context, wanted=wanted, may_only_route=has_parts_left(context, part))
+        part += 1
         try:
             found = context.backend.transact(
                 trying(context, wanted, before, take_step) if context.options.groups == "exclusive" else take_step,
