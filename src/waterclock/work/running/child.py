@@ -61,6 +61,14 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancel:
+    """The child must cancel a message, unless it has ended."""
+
+    claim_id: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The child has handled a message."""
 
@@ -144,16 +152,14 @@ class _Child:
         found = {id(each.handler): each.handler for each in tables}
         known = {key: handlers_of(given, loop, stack) for key, given in found.items()}
         self._handlers = [known[id(each.handler)] for each in tables]
-        self._work: queue.SimpleQueue[tuple[int, Mapping[str, Any]] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[int, Delivery] | None] = queue.SimpleQueue()
         self._current: Delivery | None = None
         self.kinds = [each.kinds for each in self._handlers]
 
     def serve(self) -> None:
         threading.Thread(target=self._listen, daemon=True).start()
         while (work := self._work.get()) is not None:
-            number, facts = work
-            delivery = DeliveryInChild(self._homes[number], facts)
-            self._current = delivery
+            number, delivery = work
             outcome = self._handle(self._handlers[number].find(delivery), delivery)
             self._current = None
             leased = delivery.leased
@@ -162,17 +168,26 @@ class _Child:
             )
 
     def _listen(self) -> None:
-        """Listen to the parent even while a handler runs."""
+        """Listen to the parent even while a handler runs.
+
+        This thread sets the current message, because its cancellation may be the next word in the pipe.
+        """
         while True:
             try:
                 said = self._pipe.recv()
             except (EOFError, OSError):
                 os._exit(1)  # the parent is gone
-            if said == "cancel":
+            if isinstance(said, Cancel):
                 if (current := self._current) is not None:
-                    current.cancel()
-                continue
-            self._work.put(said)
+                    leased = current.leased
+                    if (said.claim_id, said.seq) == (leased.claim_id, leased.seq):
+                        current.cancel()
+            elif said is None:
+                self._work.put(None)
+            else:
+                number, facts = said
+                self._current = DeliveryInChild(self._homes[number], facts)
+                self._work.put((number, self._current))
 
     def _handle(self, handler: BoundHandler | None, delivery: Delivery) -> Outcome:
         try:

@@ -19,7 +19,7 @@ from waterclock.time import format_duration
 from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageOrigin
 from waterclock.work.ground.counts import WorkCounts
 from waterclock.work.ground.outcomes import Outcome
-from waterclock.work.running.child import Broken, Ended, HandledTable, Ready, serve
+from waterclock.work.running.child import Broken, Cancel, Ended, HandledTable, Ready, serve
 from waterclock.work.running.grouped_process import GroupedProcess
 
 _SECOND = 1_000_000_000
@@ -213,7 +213,9 @@ class Processes:
         late = False
         try:
             process.say((self._fetchers[one.fetcher], one.delivery.facts()))
-            one.cancel = lambda: _say(process, "cancel")
+            leased = one.delivery.leased
+            words = Cancel(leased.claim_id, leased.seq)
+            one.cancel = lambda: _say(process, words)
             one.delivery.when_cancelled(one.cancel)
             while ended is None and not late:
                 late = not self._poll(process, one)
@@ -264,6 +266,6 @@ class Processes:
         return None if self._stopping else self._started()
 
 
-def _say(process: _Process, words: str) -> None:
+def _say(process: _Process, words: Cancel) -> None:
     with suppress(OSError):
         process.say(words)
