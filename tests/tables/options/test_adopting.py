@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.support.statements import statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.options.plain_sql import catch_up, run
 from tests.tables.received import payloads
@@ -87,6 +88,21 @@ def test_an_adopted_table_works_like_a_created_one(database: Database, clock: Mo
     assert run(database, ack, now=clock.now) == 2
     assert table.stats().acked == 2
     assert not database.table("orders").put_many([{"payload": "a"}, {"payload": "b"}]).existing
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)  # the only one whose statements name the index
+def test_messages_of_an_adopted_table_are_locked_by_the_index_of_seq(database: Database) -> None:
+    make_documents(database)
+    table = database.create_table("orders", payload="text", adopt=True, groups="sequenced")
+    table.put("a", group="g")
+    with statements_of(database.backend, "orders") as seen:
+        assert payloads(table) == ["a"]
+    locking = {text: values for text, values in seen if "AS unlocked" in text and "SKIP LOCKED" in text}
+    assert locking
+    with database.backend.engine.connect() as connection:
+        for text, values in locking.items():
+            plan = connection.exec_driver_sql("EXPLAIN " + text, values).mappings().all()
+            assert [(row["key"], row["type"]) for row in plan if row["table"] == "orders"] == [("seq", "eq_ref")]
 
 
 def test_a_plain_insert_without_an_id_gets_one_that_is_free(database: Database, clock: MovableClock) -> None:

@@ -254,6 +254,9 @@ PARTITIONED = "waterclock_partitioned"
 LONGEST_REASON = "waterclock_longest_reason"
 """Key in a table's ``info``: the maximum length of its ``last_error``; None: unlimited."""
 
+SEQ_INDEX = "waterclock_seq_index"
+"""Key in a table's ``info``: the name of its index of ``seq``, for hints on MariaDB."""
+
 ACKED_DAY = "acked_day"  # the column that determines a row's partition on MariaDB
 
 MESSAGE_KEY = "message_key"
@@ -283,6 +286,7 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
             " the table"
         ) from None
     found = {column["name"]: column["type"] for column in columns}
+    is_adopted = any(column.get("comment") == ADOPTED for column in columns)
     for column in (*OWN_COLUMNS, *([MESSAGE_KEY] if options.turns_by else [])):
         if column not in found:
             raise SchemaError(f"message table {quoted(name)}: its SQL table has no column {column!r}. Add the column")
@@ -300,6 +304,7 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         is_partitioned=options.purge_by == "partition" and connection.dialect.name == "postgresql",
         is_keyed=options.turns_by is not None,
         is_jsonb=isinstance(found["message"], postgresql.JSONB),
+        seq_index="seq" if is_adopted else "PRIMARY",
         longest_reason=getattr(found["last_error"], "length", None),
     )
 
@@ -343,6 +348,7 @@ def _described(
     is_partitioned: bool,
     is_keyed: bool,
     is_jsonb: bool,
+    seq_index: str,
     longest_reason: int | None,
 ) -> sa.Table:
     # Equal tables share one object, in all databases, so that statements are built once.
@@ -351,6 +357,7 @@ def _described(
     if is_keyed:
         rows.append_column(sa.Column(MESSAGE_KEY, Name, sa.FetchedValue()))
     rows.info[LONGEST_REASON] = longest_reason
+    rows.info[SEQ_INDEX] = seq_index
     if is_jsonb:
         rows.c.message.type = Guarded(postgresql.JSONB())
     return rows

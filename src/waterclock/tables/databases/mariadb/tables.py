@@ -26,7 +26,16 @@ from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import LATE, LATE_DUE, LATE_PRIORITY, LEASED_KEY, MESSAGE_KEY, IdItem, not_acked
+from waterclock.tables.model.schema import (
+    LATE,
+    LATE_DUE,
+    LATE_PRIORITY,
+    LEASED_KEY,
+    MESSAGE_KEY,
+    SEQ_INDEX,
+    IdItem,
+    not_acked,
+)
 from waterclock.tables.model.values.key_names import KeySource
 
 _SO_MANY_ROWS = sa.text(
@@ -304,16 +313,15 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     ) -> sa.Select[*tuple[Any, ...]]:
         """Search without locks, and lock the messages by their seqs: see `TableDialect.locks_by_key`.
 
-        Only an outer join makes the server begin with the seqs that were found.
+        Only an outer join makes the server begin with the seqs that were found. Without the hint, it may scan a table
+        that has just been filled, and lock all of it.
         """
         seen = rows.alias("unlocked")
         found = search(seen).with_only_columns(seen.c.seq, maintain_column_froms=True).subquery("found")
         its = sa.and_(rows.c.seq == found.c.seq, still)
         columns = search(rows).selected_columns
-        locked = (
-            sa.select(*columns).select_from(sa.outerjoin(found, rows, its)).with_hint(rows, "FORCE INDEX (PRIMARY)")
-        )
-        return locked.with_for_update(skip_locked=True)
+        locked = sa.select(*columns).select_from(sa.outerjoin(found, rows, its))
+        return locked.with_hint(rows, f"FORCE INDEX ({rows.info[SEQ_INDEX]})").with_for_update(skip_locked=True)
 
     def update_pairs(self, rows: sa.Table) -> tuple[sa.Update, sa.ColumnElement[int]]:
         """Update messages by their seqs. Only an outer join makes the server begin with the pairs."""
