@@ -14,6 +14,9 @@ from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.claiming.group_levels import own_groups_due
+
+SECOND = 1_000_000_000
 
 
 def test_a_group_stays_with_its_consumer_and_others_take_other_groups(exclusive: MessageTable) -> None:
@@ -300,3 +303,22 @@ def test_of_very_many_groups_a_share_of_those_that_were_counted_is_taken(
     exclusive.receive(consumer="y")
     put_groups(exclusive, 20)
     assert groups_of(exclusive.receive(1000, consumer="x")) == -(-most // 2)
+
+
+def test_each_of_several_consumers_is_told_when_its_own_group_is_due(
+    make_table: Callable[..., MessageTable], clock: MovableClock
+) -> None:
+    table = make_table(groups="exclusive", ack_wait="1h")  # consumers live longer than their groups wait
+    owners = {"x": ("a", 3), "y": ("b", 1), "z": ("c", 2)}
+    for consumer, (group, priority) in owners.items():
+        table.put("1", group=group, priority=priority)
+        table.ack(table.receive(5, consumer=consumer))
+        table.put("2", group=group, priority=priority, delay=priority * 60 * SECOND)
+    for consumer in owners:
+        assert table.receive(5, consumer=consumer) == []  # routes the new messages and learns their priorities
+    context = table._context
+    found, now = context.backend.look(lambda own: own_groups_due(context, own, [*owners, "w"], limited=False))
+    assert now == clock.now
+    due = {consumer: found[consumer][0] for consumer in owners}
+    assert due == {consumer: clock.now + priority * 60 * SECOND for consumer, (_, priority) in owners.items()}
+    assert found["w"] == (0, True)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 from tests.tables.conftest import MovableClock
 from tests.tables.grouped import names, put
 
 from waterclock.errors import LeaseLostError, OrderError
+from waterclock.tables.groups import group_state
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.claiming import claim_groups_in_steps
 
 
 def test_only_the_first_messages_of_a_group_are_out_until_all_are_acked(sequenced: MessageTable) -> None:
@@ -31,6 +34,20 @@ def test_a_group_that_is_out_does_not_block_others(sequenced: MessageTable) -> N
 def test_one_claim_takes_messages_of_several_groups_each_in_order(sequenced: MessageTable) -> None:
     put(sequenced, "a1", "b1", "a2", "b2", "b3")
     assert names(sequenced.receive(4)) == ["a1", "a2", "b1", "b2"]
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)  # the only one that names each group's positions
+def test_a_claim_of_more_groups_than_a_statement_searches_takes_the_same(
+    sequenced: MessageTable, limit: Callable[[ModuleType, str, int], None]
+) -> None:
+    for module in (claim_groups_in_steps, group_state):
+        limit(module, "SEARCHED_AT_ONCE", 2)
+    put(sequenced, "a1", "b1", "c1", "a2", "d1", "e1", "b2")
+    claimed = sequenced.receive(10)
+    assert names(claimed) == ["a1", "a2", "b1", "b2", "c1", "d1", "e1"]
+    put(sequenced, "a3", "e2", "f1")
+    sequenced.ack(claimed)
+    assert names(sequenced.receive(10)) == ["a3", "e2", "f1"]
 
 
 def test_groups_that_are_due_together_go_in_the_order_in_which_they_came(sequenced: MessageTable) -> None:
