@@ -132,7 +132,7 @@ def test_a_table_with_only_the_needed_columns_is_filled_up() -> None:
         (
             {"source": ["a"], "stream": [None], "event_time": [1]},
             InvalidArgumentError,
-            "'stream' must not hold nulls, got 1",
+            "'stream' must not hold nulls, got 1 null",
         ),
         (
             {"source": [""], "stream": ["b"], "event_time": [1]},

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waterclock._support.quoting import quoted
+from waterclock._support.quoting import counted, quoted
 from waterclock.errors import DamagedError, InvalidArgumentError, SchemaError
 from waterclock.message import Message, Position
 from waterclock.time import TimeUnit
@@ -217,7 +217,9 @@ def as_message_columns(table: pa.Table | pa.RecordBatch, time_unit: TimeUnit = "
         column = _sound(given.column(field.name), field.name)
         column = _cast(_without_views(column), field, time_unit)
         if not field.nullable and column.null_count:
-            raise InvalidArgumentError(f"column {field.name!r} must not hold nulls, got {column.null_count}")
+            raise InvalidArgumentError(
+                f"column {field.name!r} must not hold nulls, got {counted(column.null_count, 'null')}"
+            )
         if field.name in ("source", "stream") and pc.call_function("equal", [column, ""]).to_numpy().any():
             raise InvalidArgumentError(f"column {field.name!r} must not hold empty strings")
         if field.name == "headers" and any(map(_holds_null_value, column.chunks)):

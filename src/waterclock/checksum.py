@@ -49,7 +49,7 @@ def unframed(form: bytes, data: bytes, name: str) -> memoryview:
         Their name, for the error: ``"entry 3 of ledger 5"``.
     """
     if len(data) < FRAME_BYTES:
-        raise DamagedError(f"{name} is corrupt: its {len(data)} bytes are too few")
+        raise DamagedError(f"{name} is corrupt: it has only {len(data)} bytes")
     found, expected = _FRAME.unpack_from(data)
     if found != form:
         raise DamagedError(f"{name} is corrupt or has another format: it begins with {found!r} instead of {form!r}")

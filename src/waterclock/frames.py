@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 import pyarrow as pa
 
-from waterclock._support.quoting import quoted
+from waterclock._support.quoting import counted, quoted
 from waterclock.arrow import MESSAGE_SCHEMA, MESSAGE_TIMES
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.message import Message
@@ -175,7 +175,9 @@ def _column(table: pa.Table, theirs: str, name: str) -> pa.ChunkedArray:
 
 def _payloads(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     if column.null_count:
-        raise InvalidArgumentError(f"payload column {name!r} must not hold nulls, got {column.null_count}")
+        raise InvalidArgumentError(
+            f"payload column {name!r} must not hold nulls, got {counted(column.null_count, 'null')}"
+        )
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):  # Arrow writes these as JSON does
         return column.cast(kind).cast(pa.string()).cast(pa.binary())

@@ -134,7 +134,9 @@ def _folder(destination: str | Path) -> Path:
         raise InvalidArgumentError(f"destination must be a folder, got the file {folder}")
     ours = (folder / manifests.NAME, folder / LOCK)
     if folder.exists() and any(folder.iterdir()) and not any(each.exists() for each in ours):
-        raise InvalidArgumentError(f"destination must be new, empty or the folder of an earlier backup, got {folder}")
+        raise InvalidArgumentError(
+            f"destination must be a new folder, an empty folder, or an earlier backup, got {folder}"
+        )
     return folder
 
 

@@ -170,7 +170,7 @@ class BySource:
         check_batch(batch)
         if batch.source in self._lanes:
             raise InvalidArgumentError(
-                f"batch must come from batching by rate, got {quoted(batch.id)}: only such batches have an"
+                f"batch must come from batching by rate, got {quoted(batch.id)}: only batches by rate have an"
                 " adaptive length"
             )
         batcher = self._by_rate.batchers.get(batch.source)

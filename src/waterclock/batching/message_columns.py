@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waterclock._support.quoting import counted
 from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.time_columns import as_nanoseconds
 
@@ -29,7 +30,7 @@ def column_of(table: pa.Table, name: str, *, nulls: bool = False) -> pa.ChunkedA
         raise SchemaError(f"column {name!r} must occur exactly once in table, got columns {table.schema.names}")
     column = table.column(name)
     if column.null_count and not nulls:
-        raise InvalidArgumentError(f"column {name!r} must not hold nulls, got {column.null_count}")
+        raise InvalidArgumentError(f"column {name!r} must not hold nulls, got {counted(column.null_count, 'null')}")
     return column
 
 
@@ -52,7 +53,7 @@ def numbered_texts(table: pa.Table, name: str) -> tuple[npt.NDArray[np.int32], p
     if pa.types.is_dictionary(column.type) and not _numbers_each_text_once(column):
         column = column.cast(text)
         if column.null_count:
-            raise InvalidArgumentError(f"column {name!r} must not hold nulls, got {column.null_count}")
+            raise InvalidArgumentError(f"column {name!r} must not hold nulls, got {counted(column.null_count, 'null')}")
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     chunks = column.unify_dictionaries().chunks

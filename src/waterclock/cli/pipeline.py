@@ -130,7 +130,7 @@ def replay(
     if not chosen:
         raise NotFoundError(unknown_name("pipeline", pipeline, names, f"the file has {', '.join(names)}"))
     if len(chosen) > 1:
-        raise InvalidArgumentError(f"the pipeline is missing; name one of {', '.join(names)}")
+        raise InvalidArgumentError(f"--pipeline is missing; name one of {', '.join(names)}")
     check_places(chosen[0])
     now = system_clock()
     begin, end = to_time(since, "since", now=now), to_time(until, "until", now=now)

@@ -83,8 +83,8 @@ class _CutShort(AbstractContextManager[None]):
 
     def __enter__(self) -> None:
         raise UnavailableError(
-            f"cannot use {self._file} in this process: when it was forked, a call of another thread on the file had"
-            f" been running for {LONGEST_PAUSE:g} s. Fork between calls, or start processes with multiprocessing's"
+            f"cannot use {self._file} in this process: when the process was forked, another thread had been using"
+            f" the file for {LONGEST_PAUSE:g} s. Fork between calls, or start processes with multiprocessing's"
             " 'spawn'"
         )
 

@@ -1,4 +1,4 @@
-"""A follower's row in the catalogue: its position, its rule's state, and a number that fences earlier followers."""
+"""A follower's row in the catalogue: its position, its rule's state, and a number that stops earlier followers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collects slow values once for many concurrent callers, in one thread. Each caller waits only for a limited time."""
+"""Reads slow metrics in one thread, once for many concurrent callers. Each caller waits only for a limited time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creates, lists and removes tokens for an operator, and checks the token of each request.
+"""Creates, lists and removes the tokens with which clients sign in, and checks the token of each request.
 
 A token is ``wct_ID_SECRET``. The id finds the row, and the SHA-256 of the secret is compared in constant time. The
 secret has 256 random bits, so a slow hash would add no protection.

@@ -1,4 +1,4 @@
-"""Creates the class archive: runs a typical session, and Java records the classes that it loads."""
+"""Creates Java's archive of loaded classes: runs a typical Spark session, while Java records the classes it loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the periodic tasks of all topics and message tables of a database. Readers and writers do not wait for them.
+"""Runs the periodic tasks of all topics and message tables of a database. Readers and writers do not wait for tasks.
 
 Each task of each topic and table has a row in the catalogue. A runner leases the row, does the task, and writes its
 outcome. So only one of many runners does each task, runners do not wait for each other, and a dead runner delays a task

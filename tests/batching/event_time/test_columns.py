@@ -290,7 +290,7 @@ def test_a_column_that_is_missing_or_of_another_type_is_named(changes: dict[str,
     ],
 )
 def test_a_null_is_refused_with_its_column(changes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"column '{next(iter(changes))}' must not hold nulls, got 1"):
+    with pytest.raises(InvalidArgumentError, match=f"column '{next(iter(changes))}' must not hold nulls, got 1 null"):
         assign_batches(one_row(**changes), **LENGTHS)
 
 

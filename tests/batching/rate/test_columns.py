@@ -197,7 +197,7 @@ def test_arrays_that_do_not_fit_are_refused(streams: Any, times: Any, bounds: An
 
 def test_a_clock_that_was_not_read_once_a_call_is_refused() -> None:
     columns = RateAwareColumns(["det"])
-    with pytest.raises(InvalidArgumentError, match="clock must have a reading for each of the 1 calls, got 2"):
+    with pytest.raises(InvalidArgumentError, match="clock must hold a time for each of the 1 calls, got 2 times"):
         columns.add(np.array([0]), np.array([T0]), clock=np.array([0, 1]))
 
 

@@ -385,7 +385,7 @@ def test_a_run_whose_next_micro_batch_another_run_has_begun_continues_unless_it_
             origin = topic.storage.origin
             topic.remove()
             database.create_topic("telemetry")
-            with pytest.raises(wc.NotFoundError, match="its checkpoint belongs to another topic than 'telemetry'"):
+            with pytest.raises(wc.NotFoundError, match="its checkpoint belongs to a topic other than 'telemetry'"):
                 replay_pipeline(spark, pipeline, START, START + SECOND)
             (offsets / ".1.crc").unlink(missing_ok=True)  # of the file that was replaced by a copy
             with monkeypatch.context() as patched:

@@ -403,7 +403,7 @@ def test_a_checkpoint_of_a_topic_that_was_removed_and_made_again_is_refused(tmp_
         topic = database.create_topic("t")
         after = TopicStreamReader(options(database, failOnDataLoss="false"))
         of_an_older_backup = read | {"topic": topic.storage.origin}
-        for offset, says in ((read, "belongs to another topic than 't'"), (of_an_older_backup, "only 0")):
+        for offset, says in ((read, "belongs to a topic other than 't'"), (of_an_older_backup, "only 0")):
             with pytest.raises(wc.NotFoundError, match=f"{says}.*Start the query with a new checkpoint"):
                 after.latestOffset(offset, ReadAllAvailable())
             with pytest.raises(wc.NotFoundError, match=says):

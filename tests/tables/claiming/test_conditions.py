@@ -205,8 +205,8 @@ def test_the_place_of_an_error_is_shown(text: str, problem: str, caret: int) -> 
     ("text", "problem"),
     [
         ("(" * (DEEPEST + 1), f"more than {DEEPEST} levels deep"),
-        (" OR ".join(["amount = 1"] * (MOST + 1)), f"more than {MOST} predicates"),
-        ("a" * (LONGEST + 1), f"has {LONGEST + 1} characters"),
+        (" OR ".join(["amount = 1"] * (MOST + 1)), f"more than {MOST} comparisons"),
+        ("a" * (LONGEST + 1), f"got {LONGEST + 1} characters"),
         (5, "must be a string .*5"),
     ],
 )

@@ -220,13 +220,13 @@ def test_asynchronous_connections_and_sessions_of_sqlalchemy_work_through_run_sy
         async with AsyncSession(engine) as session, session.begin():
             ids = await session.run_sync(lambda own: table.put_many([{"payload": "s", "id": "s"}], connection=own))
             assert ids == ["s"]
-            with pytest.raises(wc.InvalidArgumentError, match=r"synchronous, got .*Pass the synchronous one from"):
+            with pytest.raises(wc.InvalidArgumentError, match=r"synchronous, got .*With SQLAlchemy's AsyncConnection"):
                 table.put("x", id="x", connection=session)
 
     async def on_autocommit(engine: AsyncEngine) -> None:
         async with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
             await connection.run_sync(lambda own: table.put("c", id="c", connection=own))
-            with pytest.raises(wc.InvalidArgumentError, match=r"synchronous, got .*Pass the synchronous one from"):
+            with pytest.raises(wc.InvalidArgumentError, match=r"synchronous, got .*With SQLAlchemy's AsyncConnection"):
                 table.put("x", id="x", connection=connection)
 
     async def all_of_them() -> None:

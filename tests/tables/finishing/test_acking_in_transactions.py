@@ -149,7 +149,7 @@ def test_a_stale_and_a_fresh_delivery_of_one_message_are_distinguished(
     [stale] = orders.receive()
     clock.move("1h")
     [fresh] = orders.receive()
-    with pytest.raises(LeaseLostError, match="The other 1 were acked"):
+    with pytest.raises(LeaseLostError, match="Messages acked: 1"):
         orders.ack([stale, fresh])
     assert (stale.lost, fresh.lost, orders.stats().acked) == (True, False, 1)
 

@@ -316,8 +316,11 @@ def test_indexes_and_triggers_of_the_users_are_kept(database: Database) -> None:
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ("CREATE TABLE lines(id integer, ordered bigint REFERENCES orders(id))", "lines has foreign keys to it"),
-        (None, "it has CHECK constraints"),
+        (
+            "CREATE TABLE lines(id integer, ordered bigint REFERENCES orders(id))",
+            "would lose the foreign keys of lines to it",
+        ),
+        (None, "would lose its CHECK constraints"),
     ],
 )
 def test_sqlite_does_not_copy_what_a_copy_would_lose(sqlite_url: str, more: str | None, reason: str) -> None:

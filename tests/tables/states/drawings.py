@@ -129,9 +129,8 @@ def page() -> str:
     return f"""# States
 
 This page lists the states of messages and groups, and the operations that change them. A state is not a column. It
-follows from a message's columns, from the messages before it in its group, and from the database's clock. In the
-tables of states below, a message or a group may meet several conditions. Its state is the first whose condition it
-meets.
+follows from a message's columns, from the messages before it in its group, and from the database's clock. If a message
+or a group meets several conditions in a table below, its state is the first of them.
 
 An operation is a method of the message table, of a delivery or a subscription, or of the table's `groups`. An operation
 on one message may also change the state of other messages in its group: when a message is acked, the next message

@@ -157,7 +157,7 @@ def test_headers_of_any_type_of_text_are_taken(sqlite_topic: Topic, text: pa.Dat
 def test_columns_of_nulls_alone_are_nulls(sqlite_topic: Topic) -> None:
     sqlite_topic.append(table(publish_time=pa.nulls(2), receive_time=pa.nulls(2), headers=pa.nulls(2)))
     assert [message.headers for message in sqlite_topic.read()] == [None, None]
-    with pytest.raises(InvalidArgumentError, match="column 'event_time' must not hold nulls, got 2"):
+    with pytest.raises(InvalidArgumentError, match="column 'event_time' must not hold nulls, got 2 nulls"):
         sqlite_topic.append(table(event_time=pa.nulls(2)))
 
 

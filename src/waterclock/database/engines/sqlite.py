@@ -1,4 +1,4 @@
-"""The engine for SQLite, the embedded default. Uses a write-ahead log, and syncs every commit; writers take turns."""
+"""The engine for SQLite, the default database. Uses a write-ahead log, syncs every commit, and queues writers."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class FormatRule:
             raise InvalidArgumentError(f"format must be one of {', '.join(FORMATS)}, got {quoted(format_name)}")
         subscribed = DEFAULT_FILTERS.get(kind) if filter_text is None else filter_text
         if subscribed is None:
-            raise InvalidArgumentError(f"filter is missing; the format {kind} has no default")
+            raise InvalidArgumentError(f"filter is missing; the format {kind} has no default filter")
         check_filter(subscribed)
         if qos not in (0, 1):
             raise InvalidArgumentError(f"qos must be 0 or 1, got {qos}: with QoS 2, paho would ack before the append")

@@ -1,1 +1,1 @@
-"""Stores received messages, dead letters, and the evidence by which repeats are recognized, in one transaction."""
+"""Stores received messages, dead letters, and the data by which repeats are recognized, in one transaction."""

@@ -1,6 +1,6 @@
 """Appends received messages before any is acked.
 
-One transaction writes mapped messages, dead letters, and the evidence by which repeats are recognized.
+One transaction writes mapped messages, dead letters, and the data by which repeats are recognized.
 """
 
 from __future__ import annotations

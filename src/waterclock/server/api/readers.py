@@ -1,7 +1,7 @@
-"""The state of a subscription's reader between two requests.
+"""Holds the state of a subscription's reader between two requests.
 
-The position is in the database. This state holds only messages that were sent but not committed yet. If a server ends,
-these messages are read again.
+The position is in the database. This module holds only the messages that were sent but not committed yet. If a server
+ends, these messages are read again.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ def _refuse_shared_ids(path: Path, lines: TomlLines, pipelines: Sequence[Pipelin
                 line = lines.find("output", "table", place, number)
                 raise InvalidArgumentError(
                     f"{path}, line {line}: output.table must differ between pipelines that read the same"
-                    f" topic, got {quoted(output.target)} twice for {quoted(pipeline.source.topic)}. Their"
-                    " batches would have the same ids; choose another table"
+                    f" topic, got {quoted(output.target)} twice for {quoted(pipeline.source.topic)}. The"
+                    " batches of both would have the same ids. Choose another table"
                 )
             known.add(which)
 

@@ -172,7 +172,7 @@ def _already_written(pipeline: Pipeline, folder: str) -> AlreadyWrittenError:
     return AlreadyWrittenError(
         f"pipeline {quoted(pipeline.name)}: {folder} already exists, so the checkpoint is older than the"
         " output, or a copy of the checkpoint is in use. Messages would be written twice. Remove that folder and"
-        " those of later micro-batches of this run, or start with a new checkpoint and other outputs"
+        " the folders of later micro-batches of this run, or start with a new checkpoint and other outputs"
     )
 
 

@@ -52,8 +52,8 @@ def replayed(spark: SparkSession, pipeline: Pipeline, since: int, until: int) ->
         topic = database.topic(source.topic)
         if topic_in(spark, pipeline.checkpoint) not in (None, topic.storage.origin):
             raise NotFoundError(
-                f"cannot replay pipeline {quoted(pipeline.name)}: its checkpoint belongs to another topic than"
-                f" {quoted(source.topic)}, perhaps to a removed topic of the same name, or a topic in another"
+                f"cannot replay pipeline {quoted(pipeline.name)}: its checkpoint belongs to a topic other than"
+                f" {quoted(source.topic)}, perhaps a removed topic of the same name or a topic in another"
                 " database. Replay with a new checkpoint and other outputs, or connect to the original database"
             )
         begin = _begin(topic, source)

@@ -1,4 +1,4 @@
-"""Compares a pipeline's batching rule and start with those in its checkpoint, before the stream starts."""
+"""Checks a pipeline's batching rule and start against its checkpoint before the stream starts."""
 
 from __future__ import annotations
 

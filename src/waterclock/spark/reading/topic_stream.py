@@ -184,8 +184,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         remedy = "Start the query with a new checkpoint, or connect to the original database"
         if offset["topic"] != self._origin:
             raise NotFoundError(
-                f"the checkpoint belongs to another topic than {self._topic.name!r}, perhaps to a removed topic of the"
-                f" same name, or a topic in another database. {remedy}"
+                f"the checkpoint belongs to a topic other than {self._topic.name!r}, perhaps a removed topic of the"
+                f" same name or a topic in another database. {remedy}"
             )
         head = place_of(self._topic.storage, self._topic.head)
         if offset["ordinal"] > head.ordinal:

@@ -121,7 +121,7 @@ def _where(payloads: str | None, url: str | None, ledgers: str | None) -> _Paylo
     if payloads is None:
         if url is not None or ledgers is not None:
             raise InvalidArgumentError(
-                "payloads is missing: url and ledgers locate a topic of payloads. Pass its name: payloads="
+                "payloads is missing. With url or ledgers, pass payloads=, the name of the topic with the payloads"
             )
         return None
     if url is None:

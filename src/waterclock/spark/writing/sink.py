@@ -1,4 +1,4 @@
-"""Checks the rows and options of a write, and chooses its writer: the one for batches or the one for messages."""
+"""Checks the rows and options of a write, and chooses the writer for batches or the writer for messages."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Message tables in the catalogue: how they are created, adopted, opened and altered."""
+"""Creates, adopts, opens and alters message tables. Waterclock's own tables (the catalogue) hold a row for each."""

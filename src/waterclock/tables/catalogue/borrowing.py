@@ -1,7 +1,7 @@
 """Wraps a caller's driver connection for SQLAlchemy, whatever the caller has configured on it.
 
 Our statements use cursors of their own, so the caller's row factories, cursor classes and loaders stay in place. The
-transaction also stays the caller's: this module never begins, ends or closes it.
+caller also controls the transaction: this module never begins or ends it.
 """
 
 from __future__ import annotations

@@ -43,9 +43,8 @@ class CallerConnections:
             theirs = self._checked(connection)
         elif any(iscoroutinefunction(getattr(connection, verb, None)) for verb in ("commit", "execute")):
             raise InvalidArgumentError(
-                f"connection must be synchronous, got {_kind(connection)}. Pass the synchronous one from"
-                " run_sync of SQLAlchemy's AsyncConnection or AsyncSession: await session.run_sync(lambda own:"
-                " table.put(…, connection=own))"
+                f"connection must be synchronous, got {_kind(connection)}. With SQLAlchemy's AsyncConnection"
+                " or AsyncSession, use run_sync: await session.run_sync(lambda own: table.put(…, connection=own))"
             )
         elif not _has(connection, "cursor") and _has(connection, "connection", "commit"):
             theirs = self._checked(connection.connection())  # a Session, or a proxy for one

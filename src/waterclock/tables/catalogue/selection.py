@@ -1,4 +1,4 @@
-"""A consumer's selection of messages: a condition and an order in SQL, bound to a table."""
+"""Selects the messages that a consumer gets, and their order, by a condition and an order in SQL."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Counts a table's purged messages, and the deliveries of rows that were removed or reset.
 
 The epoch of a row counts its deliveries, so claims need not update a counter. An operation that removes a row or resets
-its epoch adds the lost deliveries to the table's total in the same transaction. So the total plus the epochs of all
-rows is the exact number of deliveries.
+its epoch adds the old epoch to the table's total in the same transaction. So the total plus the epochs of all rows is
+the exact number of deliveries.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Handles a subscription's failed claims: decides how long it pauses, when it logs, and when it releases its groups."""
+"""Handles failed claims: decides how long a subscription pauses, when it logs, and when it releases its groups."""
 
 from __future__ import annotations
 

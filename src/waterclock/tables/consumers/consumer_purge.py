@@ -1,6 +1,7 @@
 """Purges a message table from time to time, as a side task of its consumers.
 
-Only one of a process's idle consumers purges. A consumer without the privilege leaves purging to others.
+Only one of a process's idle consumers purges. A consumer without the database privileges to purge leaves this to other
+consumers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The handle of a delivery: its lease as text, with which another process can ack, return or extend it.
+"""The handle of a delivery: a text with which another process can ack or return the message, or extend its lease.
 
 A handle holds the id of its claim, a random number of 63 bits, which only the consumer that received the message knows.
 """

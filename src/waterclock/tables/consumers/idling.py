@@ -1,10 +1,10 @@
 """Watches the database once for all idle consumers of a process that wait for the same messages.
 
-One of the consumers, the leader, watches. When it has claimed a message, it passes this role on, because it is busy.
-The next consumer then tries to claim, too, and watches if there is nothing to claim. So one message does not wake all
-consumers, and the database gets only as many queries as from one consumer. In a table with exclusive groups, the leader
-also looks up when each other consumer must claim next, and wakes a consumer that must claim earlier than it had
-planned.
+One of the consumers, the leader, watches. When the leader has claimed a message, it is busy, so another consumer
+becomes the leader. The new leader first tries to claim. If it gets no message, it watches. So one message does not wake
+all consumers, and the database gets only as many queries as one consumer would send. In a table with exclusive groups,
+the leader also looks up when each of the other consumers must claim next. It wakes a consumer that must claim earlier
+than planned.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ def ack_together(context: TableContext, callers: CallerConnections, given: Seque
         count, lost = _ack_for_caller(context, callers, deliveries, ids, connection)
     lost |= {one.leased for one in deliveries if one.given_back}
     if lost:
-        names = ", ".join(dict.fromkeys(repr(one.id) for one in deliveries if one.leased in lost))
+        names = ", ".join(dict.fromkeys(f"message {one.id!r}" for one in deliveries if one.leased in lost))
         raise LeaseLostError(
             f"cannot ack {names} of table {context.name!r}: the leases ended, or the messages were acked, rescheduled"
-            f" or given back. The other {count} were acked"
+            f" or given back. Messages acked: {count}"
         )
     return count
 

@@ -1,7 +1,7 @@
 """Tracks acks in callers' transactions until they are committed or rolled back.
 
-No event tells us when such a transaction ends, and a savepoint in it may be rolled back while the rest is committed. So
-such an ack counts only when the database shows it as committed.
+Waterclock does not see when a caller's transaction ends. Also, a caller may roll back a savepoint with the ack and
+commit the rest. So an ack counts only when the database shows it as committed.
 """
 
 from __future__ import annotations

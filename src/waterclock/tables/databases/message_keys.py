@@ -1,4 +1,4 @@
-"""The statements that add keys to a message table. Keys take turns, and may have limits."""
+"""The statements for tables whose messages have keys, such as customers, that take turns and may have limits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Messages that must be handled in order."""
+"""Groups: messages of a table that must be handled in order."""

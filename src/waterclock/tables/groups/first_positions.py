@@ -1,7 +1,7 @@
-"""Finds the first messages of groups by searches that begin at constants.
+"""Finds the first messages of groups without reading the index entries of acked messages.
 
-MariaDB begins a search at a lower bound only if that is a constant. Otherwise it would read all index entries of a
-group, also those of acked messages, which it keeps for as long as a transaction holds an old snapshot.
+MariaDB begins a search at a lower bound only if the bound is a constant. Otherwise it reads all index entries of a
+group. These include the entries of acked messages, which remain while a transaction holds an old snapshot.
 """
 
 from __future__ import annotations

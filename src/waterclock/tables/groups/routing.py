@@ -1,7 +1,7 @@
 """Routes new messages: determines the position of each in its group.
 
 A put only inserts rows, so that a caller's long transaction never locks a group. Consumers route messages before they
-claim. One consumer routes at a time, and leaves locked groups to the next one.
+claim. One consumer routes at a time. It skips locked groups, which a later consumer routes.
 """
 
 from __future__ import annotations

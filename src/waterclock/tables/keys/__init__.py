@@ -1,1 +1,1 @@
-"""Keys of messages, such as customers: they take turns, or have limits."""
+"""Keys of messages, such as customers. Keys take turns, and may have limits."""

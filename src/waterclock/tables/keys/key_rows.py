@@ -1,4 +1,4 @@
-"""The rows of keys in the catalogue, which show which keys are due, and whose turn it is.
+"""Maintains a row in the catalogue for each key, which shows whether the key is due, and when its turn comes.
 
 A row stands for the messages of one key and one priority. It waits for its turn, or sleeps. It sleeps until its first
 routed, unacked message may be due, or until the rate of its key allows another message. Claims maintain the rows: they
@@ -10,10 +10,10 @@ A row has a time before which none of its routed messages is due (``first_at``).
 there, past the index entries of finished messages. Only a process that has locked the row changes this time. The time
 is exact: all messages that may be due earlier are unrouted, and the process that routes them lowers the time.
 
-Between two other times of the row (``gap_from``, ``gap_to``), none of its routed messages is due, but the index is full
-of entries of leases that were acked in time. No search goes through this gap: a claim that took all due messages
-postpones the row until the gap ends. Messages before the gap are unclaimed, and a trigger makes them unrouted if a
-statement postpones them. So no message gets into the gap.
+Between two other times of the row (``gap_from``, ``gap_to``), none of its routed messages is due. The index holds many
+dead entries in this gap: the ends of leases whose messages were acked in time. No search reads them, because a claim
+that took all due messages postpones the row until the gap ends. Messages before the gap are unclaimed, and a trigger
+makes them unrouted if a statement postpones them. So no message gets into the gap.
 """
 
 from __future__ import annotations

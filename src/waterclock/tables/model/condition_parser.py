@@ -91,8 +91,8 @@ def refuse(name: str, text: str, at: int, problem: str) -> NoReturn:
 class _Parser:
     def __init__(self, name: str, text: object) -> None:
         if not isinstance(text, str) or len(text) > LONGEST:
-            what = f"has {len(text)} characters" if isinstance(text, str) else f"is {quoted(text)}"
-            raise InvalidArgumentError(f"{name} must be a string of at most {LONGEST} characters: {what}")
+            what = f"{len(text)} characters" if isinstance(text, str) else quoted(text)
+            raise InvalidArgumentError(f"{name} must be a string of at most {LONGEST} characters, got {what}")
         self._name, self._text = name, text
         self._depth = self._predicates = 0
         self._at = 0
@@ -130,7 +130,7 @@ class _Parser:
             return self._predicate()
         self._depth += 1
         if self._depth > DEEPEST:
-            refuse(self._name, self._text, token.at, f"is nested more than {DEEPEST} levels deep")
+            refuse(self._name, self._text, token.at, f"the condition is nested more than {DEEPEST} levels deep")
         self._advance()
         if token.keyword == "NOT":
             found: Condition = Not(self._factor())
@@ -143,7 +143,7 @@ class _Parser:
     def _predicate(self) -> Condition:
         self._predicates += 1
         if self._predicates > MOST:
-            refuse(self._name, self._text, self._next.at, f"has more than {MOST} predicates; use IN")
+            refuse(self._name, self._text, self._next.at, f"the condition has more than {MOST} comparisons; use IN")
         subject = self._operand()
         sign = _COMPARATORS.get(self._next.text) if self._next.kind == "sign" else None
         if sign is not None:
@@ -251,4 +251,4 @@ class _Parser:
 
     def _check(self, text: str, at: int) -> None:
         if "\0" in text or any("\ud800" <= sign <= "\udfff" for sign in text):
-            refuse(self._name, self._text, at, "holds a character that databases cannot store")
+            refuse(self._name, self._text, at, "this text holds a character that databases cannot store")

@@ -1,4 +1,4 @@
-"""The SQL table behind a message table: the columns of *Vitess Messaging*, our own columns, and the user's."""
+"""The SQL table behind a message table: the columns that *Vitess Messaging* has, our own, and the user's."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     for name, kind in (columns or {}).items():
         if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or name in (*_ARGUMENTS, *_UNSEEN):
             raise InvalidArgumentError(
-                f"columns must have valid names other than those that Waterclock uses, got {quoted(name)}"
+                f"columns must have valid names that Waterclock does not use itself, got {quoted(name)}"
             )
         column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
         if not isinstance(column_type, TypeEngine) and not (

@@ -1,4 +1,4 @@
-"""Compares an object with the copy that was read back. Stricter than ``==``, but ignores state that is not stored."""
+"""Checks that an object equals the copy read back from its payload: stricter than ``==``, but only for stored state."""
 
 from __future__ import annotations
 

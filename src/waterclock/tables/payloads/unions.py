@@ -1,7 +1,7 @@
 """Refuses union types if the same JSON value could be read as two of their members.
 
-A payload does not name its type. If it could be read as two members of a union, the first member that fits would drop
-fields that only the other has.
+A payload does not name its type. If it could be read as two members of a union, it would be read as the first of them,
+without the fields that only the other has.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The catalogue's rows of a topic: the topic, its ledgers, its totals and its stores."""
+"""The rows of a topic in Waterclock's own tables (the catalogue): the topic, its ledgers, its totals and its stores."""

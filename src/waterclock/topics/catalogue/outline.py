@@ -1,4 +1,4 @@
-"""Outlines a topic over time: lists its ledgers, or samples of them if there are many, with their running maxima."""
+"""Lists a topic's ledgers and their times for a picture. If there are many ledgers, lists a sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maintains the running maxima of ledgers: a larger time raises them, and a deleted ledger lowers them.
+"""Maintains each ledger's running maximum: the largest time of the topic's messages up to the end of the ledger.
 
 A search for a time uses the running maxima to find the ledger. They must never be too low, and must never fall from one
 ledger to the next. A running maximum that is too high, because its ledger was deleted, only slows a search down: the
@@ -7,9 +7,9 @@ the topic's row (``stale_peaks``) that running maxima may be stale. Later, `lowe
 `_LEDGERS_AT_ONCE` per transaction. It begins at the first remaining ledger, and stops at the first one whose running
 maximum is already right.
 
-If `lower_peaks` is killed, the maxima of finished ledgers are right, and those of later ledgers may still be too high.
-So ``stale_peaks`` holds the first ledger that is not finished. A right maximum before this ledger does not stop the
-next run.
+If `lower_peaks` is killed, the maxima of finished ledgers are right, and the maxima of later ledgers may still be too
+high. So ``stale_peaks`` holds the first ledger that is not finished. A right maximum before this ledger does not stop
+the next run.
 """
 
 from __future__ import annotations

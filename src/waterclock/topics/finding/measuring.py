@@ -1,4 +1,4 @@
-"""Measures the bounds of a ledger if they are missing in the catalogue."""
+"""Computes the time bounds of a ledger from its messages, if the catalogue lacks the bounds."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ Each part that can be read separately has a checksum: the footer, the catalogue'
 and each column chunk of a row group. A chunk reaches from its first page (the dictionary, if it has one) to the end of
 its last page, page headers included. So a reader of two columns checks two chunks, and nothing between them. The
 footer's checksum covers the file's last bytes: the metadata in Thrift, its length, and the magic ``PAR1``. The
-catalogue's copy of the footer is the same bytes after another ``PAR1``, so one checksum verifies both.
+catalogue's copy of the footer has the same bytes after another ``PAR1``, so one checksum verifies both.
 
 A file that the catalogue does not know can still be checked: the footer's checksum is also stored in front of the
 footer (`footer_mark`), where Parquet readers do not look.

@@ -1,8 +1,9 @@
-"""Decides whether an append is new, a repeat or a mistake, by the numbers of its messages. Does no I/O.
+"""Decides by the sequence numbers of an append's messages whether it is new, a repeat or a mistake. Does no I/O.
 
-A producer's numbers only grow. The catalogue remembers them in two lists: the producer's last appends, with position
-and checksum, and the numbers appended so far, as ranges. Both lists are limited in length, so early numbers are
-forgotten. An append with forgotten numbers is an error, because dropping it as a repeat could silently lose messages.
+A producer's sequence numbers only grow. The catalogue remembers them in two lists: the producer's last appends, with
+position and checksum, and the numbers appended so far, as ranges. Both lists are limited in length, so early numbers
+are forgotten. An append with forgotten numbers is an error, because dropping it as a repeat could silently lose
+messages.
 """
 
 from __future__ import annotations

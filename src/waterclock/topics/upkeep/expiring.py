@@ -1,4 +1,4 @@
-"""Moves subscriptions past messages that are too old, by a time that no producer's clock can falsify.
+"""Moves subscriptions past messages that are too old. No producer's clock can falsify their age.
 
 The catalogue's bounds determine which ledgers are expired. Only the first ledger that is not wholly expired is read, to
 find where exactly a subscription continues. If that ledger cannot be read, the subscription continues at the ledger's

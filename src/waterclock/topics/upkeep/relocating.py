@@ -1,4 +1,4 @@
-"""Moves a topic's files to another store, or records where its store was moved to.
+"""Moves a topic's files to another store, or records the new location of a store that was moved.
 
 A topic's files are copied under the same names, read back and compared. Then one transaction takes the topic's lock,
 and checks that every file of the topic's ledgers was copied. If so, it switches the topic to the new store. A sealer or

@@ -1,4 +1,4 @@
-"""Supervises a worker's messages: handlers that exceed the time limit or lose the lease, and messages that wait."""
+"""Supervises a worker: stops handlers that exceed the time limit or lose their lease, and gives back waiting messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches the columns of many calls at once by rate, with the same rules as `RateAwareBatcher`."""
+"""Batches messages by rate as columns, many in a call, with the same rules as `RateAwareBatcher`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from waterclock._support.quoting import quoted
+from waterclock._support.quoting import counted, quoted
 from waterclock.batching.declared_streams import stream_names
 from waterclock.batching.kernels import Kernel
 from waterclock.batching.rate.by_column import layout
@@ -272,7 +272,7 @@ class RateAwareColumns:
         self._check(codes, times, bounds)
         if clock is not None and len(readings) != len(bounds) - 1:
             raise InvalidArgumentError(
-                f"clock must have a reading for each of the {len(bounds) - 1} calls, got {len(readings)}"
+                f"clock must hold a time for each of the {len(bounds) - 1} calls, got {counted(len(readings), 'time')}"
             )
         self._warn_of_long_calls(codes, times, bounds)
         shifts = self._aligned(codes, times, bounds, receive_times)

@@ -1,1 +1,1 @@
-"""Background work of a consumer: its heartbeat, the due messages of schedules, and its exit from a table."""
+"""Background work of a consumer: sends heartbeats, puts the due messages of schedules, and leaves a table."""

@@ -1,7 +1,7 @@
-"""Renews the leases of exclusive consumers, so that they keep their groups while a handler runs for long.
+"""Renews the leases of consumers of exclusive groups, so that they keep their groups during long handlers.
 
-One statement renews the leases of all consumers that a process has for a table. If it fails, for example because one
-row is locked, each consumer's lease is renewed separately the next time.
+One statement renews the leases of all consumers that a process has for a table. If this statement fails, for example
+because one row is locked, the next renewal uses one statement for each consumer.
 """
 
 from __future__ import annotations

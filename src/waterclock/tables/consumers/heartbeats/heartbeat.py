@@ -2,7 +2,7 @@
 
 The thread extends the leases of deliveries that are being handled, renews the leases of exclusive consumers, and writes
 the process's row in the catalogue. If a process stops or dies, its heartbeat stops and its leases end. Times in this
-module are monotonic ns. An extended lease ends ``ack_wait`` after the database's current time.
+module are nanoseconds of the monotonic clock. An extended lease ends ``ack_wait`` after the database's current time.
 """
 
 from __future__ import annotations

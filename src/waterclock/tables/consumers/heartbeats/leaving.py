@@ -1,4 +1,4 @@
-"""Runs a consumer's last writes when it leaves a table, and limits how long it waits for locks."""
+"""Runs a consumer's last writes when it leaves a table, and limits how long these writes wait for locks."""
 
 from __future__ import annotations
 

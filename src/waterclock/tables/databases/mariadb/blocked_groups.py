@@ -1,7 +1,8 @@
 """Finds blocked groups on MariaDB. Such groups never become due by themselves.
 
 MariaDB has no partial indexes, and one query for all blocked groups would read the whole index of due groups. That
-index begins with owner and priority. So the existing owners and priorities are looked up first, each with one seek.
+index begins with owner and priority. So the existing owners and priorities are looked up first, each with one index
+lookup.
 """
 
 from __future__ import annotations

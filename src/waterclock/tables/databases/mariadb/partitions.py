@@ -1,8 +1,8 @@
 """Partitions a message table on MariaDB: one partition for each day of acks, and one for unacked messages.
 
 In MariaDB, each unique key of a partitioned table must contain the column that chooses the partition, here the day of
-the ack. It is 0 before the ack, so the key makes ids unique among unacked messages. A trigger checks the ids of acked
-messages.
+the ack. This day is 0 before the ack, so the key makes ids unique among unacked messages. A trigger checks the ids of
+acked messages.
 """
 
 from __future__ import annotations

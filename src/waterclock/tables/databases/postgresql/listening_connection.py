@@ -4,10 +4,9 @@ The first consumer that waits becomes the leader: its thread also watches the co
 leader wakes the consumers that wait for that table. When the leader leaves, it wakes another consumer, which then
 leads. So no extra thread is needed.
 
-The connection holds the lock that is called *waiting* for a table while one of the table's consumers waits, and keeps
-it between that consumer's waits. Once a consumer has checked that all active writers have seen this lock, consumers
-that join it need not check again. So a long wait needs no queries, except for occasional checks that the server still
-answers.
+While a table's consumer waits, and between its waits, the connection holds the table's lock *waiting* (see `waking`).
+The consumer checks that all active writers have seen this lock. Consumers that begin to wait later need not check this
+again. So a long wait needs no queries, except for occasional checks that the server still answers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Partitions a message table on PostgreSQL, at two levels.
 
-The first level separates unacked messages, with the unique index on ids, from acked messages. The second level divides
-acked messages by day. Its default partition is usually empty, so that adding a day scans nothing.
+The first level separates acked messages from unacked messages, whose ids a unique index checks. The second level
+divides acked messages by day. Its default partition is usually empty, so adding a day scans no rows.
 """
 
 from __future__ import annotations

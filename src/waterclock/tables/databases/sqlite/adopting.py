@@ -49,19 +49,19 @@ def _check_copyable(connection: sa.Connection, name: str) -> None:
         if any(key["referred_table"] == name for key in inspector.get_foreign_keys(other))
     ]
     reasons = {
-        f"{', '.join(referring)} has foreign keys to it": bool(referring),
-        "it has foreign keys": bool(inspector.get_foreign_keys(name)),
-        "it has CHECK constraints": bool(inspector.get_check_constraints(name)),
-        "it has computed columns": any("computed" in column for column in inspector.get_columns(name)),
-        "it has UNIQUE constraints other than that of id": any(
+        f"the foreign keys of {', '.join(referring)} to it": bool(referring),
+        "its foreign keys": bool(inspector.get_foreign_keys(name)),
+        "its CHECK constraints": bool(inspector.get_check_constraints(name)),
+        "its computed columns": any("computed" in column for column in inspector.get_columns(name)),
+        "its UNIQUE constraints on columns other than id": any(
             key["column_names"] != ["id"] for key in inspector.get_unique_constraints(name)
         ),
     }
     for reason, holds in reasons.items():
         if holds:
             raise SchemaError(
-                f"cannot adopt {name!r}: SQLite has to copy the table, and {reason}. The copy would lose them. Create"
-                " a message table with another name, and insert the rows there"
+                f"cannot adopt {name!r}: SQLite has to copy the table, and the copy would lose {reason}. Create a"
+                " message table with another name, and insert the rows there"
             )
 
 

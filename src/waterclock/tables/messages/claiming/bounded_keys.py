@@ -1,8 +1,8 @@
-"""Lower bounds for searches in a table whose keys take turns: for new messages, next turns and sleeping keys.
+"""Lower bounds of index searches in a table whose keys take turns: for new messages, next turns and sleeping keys.
 
-All messages with a seq below the bound are routed. If a later change may make a routed message due earlier, a trigger
-marks the message, and the index lists it after all seqs. The bounds need a database that tells which transactions a
-snapshot sees (`TableDialect.seen_by`).
+A search for new messages begins at a ``seq``, the number of a row: all messages with a lower number are routed. If a
+later change may make a routed message due earlier, a trigger marks the message, and the index lists it after all
+numbers. The bounds need a database that tells which transactions a snapshot sees (`TableDialect.seen_by`).
 """
 
 from __future__ import annotations

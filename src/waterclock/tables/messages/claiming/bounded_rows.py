@@ -1,10 +1,10 @@
-"""Lower bounds of the due times in a table without groups, at which the searches of claims begin.
+"""Lower bounds of due times, at which claims begin their searches in a table without groups.
 
-For each priority, no message before the bound is due, except late messages: plain SQL, ``put(at=)`` and ``reschedule``
-may set a due time in the past. A trigger marks late messages (`is_late`), and they have an index of their own. A bound
-advances after searches have found nothing before it:
+For each priority, no message has a due time before the bound, except late messages: plain SQL, ``put(at=)`` and
+``reschedule`` may set a due time in the past. A trigger marks late messages (`is_late`), and they have an index of
+their own. A bound advances after searches have found nothing before it:
 
-- If a snapshot tells which transactions it sees (`TableDialect.seen_by`), see `ProvenBound`.
+- If a snapshot tells which transactions it sees (`TableDialect.seen_by`), as `ProvenBound` describes.
 - Otherwise two searches must find nothing. The first also sees uncommitted messages. The second sees only committed
   ones, in case a transaction that changed messages was rolled back meanwhile. The bound stays `WRITTEN_WITHIN` behind
   the clock, because an INSERT may read the time before both searches and write its message between them. For the same

@@ -2,7 +2,7 @@
 
 The first statement locks groups and stores their names for the next statements. Each statement has its own snapshot. So
 the second statement, which claims the messages of those groups, sees them in a state that no other transaction can
-change. The stepwise claim handles rare cases: exhausted messages, expired leases, consumers that come or go.
+change. `claim_groups_in_steps` handles rare cases: exhausted messages, ended leases, consumers that come or go.
 """
 
 from __future__ import annotations

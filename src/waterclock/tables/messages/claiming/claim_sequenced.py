@@ -1,4 +1,4 @@
-"""Claims from a table with sequenced groups. Leases only a group's first messages; the next wait for their acks."""
+"""Claims in a table with sequenced groups: leases a group's first messages; later ones wait until these are acked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims due messages. The statement or transaction that finds them also changes lease, back-off and epoch."""
+"""Claims due messages: finds them, and changes their lease, back-off and epoch in the same transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the first query of a claim in a table with groups: new messages, the time, and the due groups' priorities."""
+"""Runs the first query of a claim in a table with groups, for new messages, the time, and due groups' priorities."""
 
 from __future__ import annotations
 

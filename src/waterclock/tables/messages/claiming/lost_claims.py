@@ -1,4 +1,4 @@
-"""Finds, by claim id, the messages of claims whose answer was lost, and hands them out before later messages.
+"""Finds messages that a claim took although its answer was lost, and hands them out before later messages.
 
 An exclusive group stays with its consumer. If the consumer does not know that it holds messages of the group, its next
 claim would hand out later ones. So if a claim got no answer, the next claim first looks for the messages of the lost

@@ -1,10 +1,10 @@
 """Skips messages that the database refuses to claim, for example because a user's trigger raises an error.
 
-A refused claim is narrowed down to its first message, or its first group. If that claim is refused, too, the next tries
-skip more and more of the first messages. If later messages can then be claimed, the refused messages are skipped for
-`PASSED_BY_FOR`. Messages that were skipped together with them are tried soon afterwards, a few at a time. If no later
-message can be claimed, the refusal affects more than single messages, and nothing is recorded. If another claim is
-refused soon afterwards, it is not narrowed down (`Narrowing`).
+A refused claim is tried again with fewer and fewer messages, down to its first message or its first group. If this last
+claim is refused, too, the next tries skip more and more of the first messages. If later messages can then be claimed,
+the refused messages are skipped for `PASSED_BY_FOR`. Messages that were skipped together with them are tried soon
+afterwards, a few at a time. If no later message can be claimed, the cause is not a single message, and nothing is
+recorded. A claim that is refused soon afterwards is not tried with fewer messages (`Narrowing`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ends deliveries: acks messages, backs them off and returns them to the table.
+"""Ends deliveries: acks messages, delays their retry, or returns them to the table.
 
 In a table without groups, each of these operations is one statement, which can commit in the same round trip.
 """

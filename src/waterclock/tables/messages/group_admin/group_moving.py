@@ -1,4 +1,4 @@
-"""Moves the messages of a group to another table or group, and groups to other consumers."""
+"""Moves the messages of a group to another table or group, and moves groups to other consumers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws ids for messages without an id, if the database does not or must not assign ids."""
+"""Generates ids for messages without an id, if the database does not or must not assign ids."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Puts the messages of schedules, repeatedly, at the times of a cron expression.
 
-A schedule is a row of the catalogue with its last processed tick, by the database's clock. The process that puts the
-message of a tick updates the row in the same transaction, and holds the row's lock. So one process puts each tick,
-exactly once, and the clocks of processes do not matter. A new, changed or resumed schedule starts with the next tick.
+A schedule is a row of the catalogue, which records the last processed tick, by the database's clock. The process that
+puts the message of a tick updates the row in the same transaction, and holds the row's lock. So one process puts each
+tick, exactly once, and the clocks of processes do not matter. A new, changed or resumed schedule starts with the next
+tick.
 """
 
 from __future__ import annotations

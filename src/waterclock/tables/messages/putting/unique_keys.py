@@ -1,9 +1,10 @@
 """Deduplicates messages by keys that producers choose: at most one message with a key waits at a time.
 
-A key's row in the catalogue names the message that was last put with it. A put with the key locks the row until its
-transaction ends, so puts with one key run one after another. A message has its key until it is claimed, or until it is
-acked or dead, as the producer chose. The message's row shows whether that has happened, so claims, acks, nacks and
-plain SQL need not know about keys. A message that returns to the table cannot conflict with one that was put meanwhile.
+A key's row in the catalogue names the message that was last put with this key. A put with the key locks the row until
+its transaction ends, so puts with one key run one after another. A message keeps its key until it is claimed, or until
+it is acked or dead; the producer chooses which. The message's row shows whether that has happened, so claims, acks,
+nacks and plain SQL need not know about keys. A message that returns to the table cannot conflict with one that was put
+meanwhile.
 
 In a caller's transaction, a put also locks the existing message, so that no consumer takes it before the caller's own
 data are visible.

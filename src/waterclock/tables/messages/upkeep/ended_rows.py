@@ -1,4 +1,4 @@
-"""Deletes the rows of groups and keys that ended a while ago, on databases that keep those (`keeps_ended`)."""
+"""Deletes the rows of groups and keys that ended, on databases that keep such rows for a while (`keeps_ended`)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
 """Repairs groups whose rows contradict their messages, or whose owner is gone.
 
 Every operation on messages updates their groups in the same transaction, and a trigger marks changes by plain SQL for
-the next claim. But no trigger marks rows that plain SQL deleted, owners whose rows are gone, or our own bugs. So
-consumers check the groups of a table once every ``poll_interval``. The check only reads; its findings are verified
-under the groups' locks before anything is changed.
+the next claim. But no trigger marks a group if plain SQL deletes its messages, if its owner's row is gone, or if our
+code has a bug. So consumers check the groups of a table once every ``poll_interval``. The check only reads; its
+findings are verified under the groups' locks before anything is changed.
 
-A check looks at messages from the head of each group on. On PostgreSQL, only one check in `WHOLE_EVERY` also looks for
-messages that were left behind before the head, because that reads all finished messages that an old snapshot shows.
+A check reads the messages of each group from the first unfinished one (the head). On PostgreSQL, one check in
+`WHOLE_EVERY` also looks for unfinished messages before the head. It is rare because it reads all finished messages that
+an old snapshot shows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages and groups that claims skip for a while because the database refuses them, and when to look for others."""
+"""Records messages and groups that the database refuses to claim, so that claims skip them for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes the ticks of a schedule from its cron expression, and finds missed ticks. Takes the time, in ns."""
+"""Computes the ticks of a schedule from its cron expression, and finds missed ticks. Times are in ns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes how many messages a rate limit allows now. Takes the time, and returns a decision and the new state.
+"""Computes how many messages a rate limit allows at a given time, and the new state of the limit.
 
 The rule is the generic cell rate algorithm (ITU-T I.371, annex A, "virtual scheduling"). Its whole state is one time,
 at which the next message would be due at a steady rate. The rule allows as much as a token bucket of the same size.

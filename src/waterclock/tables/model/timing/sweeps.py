@@ -1,4 +1,4 @@
-"""Decides when groups are checked against their messages, and when ended rows and expired messages are searched."""
+"""Decides when to check groups against their messages, and when to look for ended rows and expired messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Validates values of additional columns, with the same rules for every database.
 
 SQLite stores any value in any column, and MariaDB converts many values. So a value that some server would refuse or
-change is refused on every database. An int for a double becomes a float. Other types are left to the database.
+change is refused on every database. An int for a column of type double becomes a float. For columns of other types,
+only the database checks values.
 """
 
 from __future__ import annotations

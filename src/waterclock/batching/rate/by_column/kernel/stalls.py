@@ -1,4 +1,4 @@
-"""Counts the messages of other eras, and detects whether a source has stalled; see `stall`."""
+"""Counts messages with implausible event times (another era), and detects stalled sources; see `stall`."""
 
 from __future__ import annotations
 
