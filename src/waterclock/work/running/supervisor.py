@@ -1,4 +1,4 @@
-"""Supervises a worker: stops handlers that exceed the time limit or lose their lease, and gives back waiting messages."""
+"""Supervises a worker: stops handlers that exceed the time limit or lose their lease, and returns waiting messages."""
 
 from __future__ import annotations
 
