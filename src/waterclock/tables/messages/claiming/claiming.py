@@ -208,7 +208,7 @@ def _any_due(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any]:
 def claim_within(context: TableContext, connection: SqlConnection, wanted: Wanted) -> list[Claimed]:
     """Claim without a cursor, as `claim`, in a transaction that does more than this."""
     if context.options.groups is not None:
-        return _OF_GROUPS[context.options.groups](context, connection, wanted)[0]
+        return _OF_GROUPS[context.options.groups](context, connection, wanted, may_only_route=False)[0]
     if context.options.turns_by is not None:
         return claim_keyed(context, connection, wanted)[0]
     return context.sql.claim(connection, context.rows, wanted, bounds_of(context), context.backend.now_sql())
