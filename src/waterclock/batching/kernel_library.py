@@ -1,4 +1,4 @@
-"""Loads machine code of a kernel that was compiled before the installation, and calls it without Numba.
+"""Loads kernels (functions over arrays) that were compiled when the wheel was built, and calls them without Numba.
 
 ``scripts/compile-kernels`` compiles those functions of a kernel that have a signature, and links them into one shared
 library next to the kernel's file. A library depends on the processor's architecture and the C library, but not on the

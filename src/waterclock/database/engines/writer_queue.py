@@ -7,7 +7,7 @@ is free, and releases it if a process dies. The file is created when two process
 
 A turn is only cooperative: SQLite's own lock protects the data. A writer waits at most `LONGEST_WAIT` for its turn, and
 then tries without it. So a process that is frozen during its turn blocks others no longer than that. If a writer fails
-for `LONGEST_WAIT` during its turn, it ends the turn, because others may be able to write, and goes on trying.
+for `LONGEST_WAIT` during its turn, it ends the turn, so that others can write, and goes on trying.
 """
 
 from __future__ import annotations

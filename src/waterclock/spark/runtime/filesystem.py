@@ -1,4 +1,4 @@
-"""Handles files on Spark's own filesystems when DataFrames cannot. This does not work through Spark Connect."""
+"""Lists, writes, moves and deletes files on Spark's own filesystems. This does not work through Spark Connect."""
 
 from __future__ import annotations
 

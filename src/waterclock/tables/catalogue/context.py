@@ -1,4 +1,4 @@
-"""The context of a message table, which every operation on the table needs."""
+"""The data of an open message table that every operation needs: database, options, SQL table and statements."""
 
 from __future__ import annotations
 

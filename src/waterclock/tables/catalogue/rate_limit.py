@@ -1,4 +1,4 @@
-"""Limits how many messages per second a table delivers to all its consumers together, by the database's clock.
+"""Limits how many messages a table delivers per second to all its consumers together, by the database's clock.
 
 A claim under a rate limit locks the row with the limit's state until the claim commits. So the limit counts exactly the
 claimed messages. If a process dies, the database rolls its claim back, and the messages do not count. Tables without a

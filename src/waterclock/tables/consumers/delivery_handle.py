@@ -1,6 +1,7 @@
 """The handle of a delivery: a text with which another process can ack or return the message, or extend its lease.
 
-A handle holds the id of its claim, a random number of 63 bits, which only the consumer that received the message knows.
+A handle holds the id of its claim, a random number of 63 bits. Only the consumer that received the message knows this
+number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Limits how many messages per second of each key are delivered to all consumers together, by the database's clock.
+"""Limits how many messages of each key are delivered per second to all consumers together, by the database's clock.
 
 The state of a limit is in the rows of its key. A claim reads and writes this state only while it owns the key. So the
 limit counts exactly the claimed messages. If the process dies, the database rolls the claim back, and the messages do

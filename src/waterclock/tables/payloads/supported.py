@@ -1,4 +1,4 @@
-"""Decides which types a payload can be read as, and explains why others are rejected, for ``put`` and for handlers."""
+"""Decides for ``put`` and for handlers which types a payload can be read as, and explains why others are rejected."""
 
 from __future__ import annotations
 

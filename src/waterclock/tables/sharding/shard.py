@@ -1,4 +1,4 @@
-"""One database of a sharded keyspace. It is opened on demand, and if unavailable, not tried again for a while."""
+"""One database of a sharded keyspace. It is opened on demand. After a failure, it is not tried again for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time bounds of a part of a topic: its smallest and largest times, and the running maximum for searches."""
+"""The time bounds of a part of a topic: its smallest and largest times, and the largest time up to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a worker's asynchronous handlers in an event loop: the worker's own, in a thread, or the application's."""
+"""Runs a worker's asynchronous handlers in the application's event loop, or in a loop of the worker's own thread."""
 
 from __future__ import annotations
 

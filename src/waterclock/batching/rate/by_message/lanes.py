@@ -1,4 +1,4 @@
-"""Batches the sources of a `BySource` by rate. Examines only sources whose window may have stalled."""
+"""Batches the sources of a `BySource` by rate. As time passes, checks only sources whose window may have stalled."""
 
 from __future__ import annotations
 

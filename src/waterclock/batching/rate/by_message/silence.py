@@ -1,4 +1,4 @@
-"""Forgets sources after a long silence. Only the receive times of messages measure a silence."""
+"""Forgets a source after a long silence, as measured by the receive times of its messages."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Waits until an SQLite database changes: watches its data version, with the help of inotify on Linux.
 
-The data version changes with every commit of another connection. Reading it takes only microseconds, but a consumer
-that waits for hours would read it five hundred times a second. A commit appends to the write-ahead log, and inotify
-reports this a moment before the commit is visible. So a consumer then reads the version several times in quick
+The data version changes with every commit of another connection. Reading it takes only microseconds, but to react fast,
+a consumer that waits for hours would read it five hundred times a second. A commit appends to the write-ahead log, and
+inotify reports this a moment before the commit is visible. So a consumer then reads the version several times in quick
 succession. Without inotify (another system, a network folder, a database in memory) the version is read at intervals.
 """
 

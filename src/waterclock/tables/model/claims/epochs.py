@@ -1,4 +1,4 @@
-"""The epoch of a message: its number of deliveries. Plain SQL may set it to any number, so arithmetic is bounded."""
+"""The epoch of a message: its number of deliveries. Plain SQL may set it to any number, so sums are limited."""
 
 from __future__ import annotations
 
