@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from tests.support.statements import Statement, statements_of
+from tests.tables.conftest import MovableClock
+from tests.tables.options.plain_sql import run
 from tests.tables.plans import pages
 
 from waterclock.connection import Database
@@ -219,3 +221,45 @@ def test_a_claim_of_keys_passes_messages_that_others_have_locked(
         assert [one.payload for one in table.receive(2)] == ["7", "8"]
         other.rollback()
     assert [one.payload for one in table.receive(3)] == ["0", "1", "2"]
+
+
+def put_twice(table: MessageTable, keys: int) -> None:
+    """Put two messages of each of so many keys, and handle the first ones, so that all keys wait for their turns."""
+    names = [f"{number:02}" for number in range(keys)] * 2
+    table.put_many([{"payload": name, "group": name} for name in names])
+    table.ack(table.receive(keys))
+
+
+@pytest.mark.parametrize("options", [{"fair_by": "group"}, {"limit": {"group": 9}}, {"rate": {"group": "1000000/s"}}])
+@pytest.mark.usefixtures("held")
+def test_a_claim_locks_no_earlier_turns_of_keys(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock, options: dict[str, Any]
+) -> None:
+    table = make_table(**options)
+    put_twice(table, 20)
+    with statements_of(database.backend) as seen:
+        table.ack(table.receive(20))
+        clock.move("10min")
+        assert table.receive(20) == []  # all keys have slept
+    assert not locked_otherwise(database, seen, "waterclock_message_keys")
+
+
+@pytest.mark.usefixtures("held")
+def test_a_claim_passes_keys_that_others_have_locked_and_locks_no_earlier_turns(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(fair_by="group", payload="text")
+    put_twice(table, 20)
+    for _ in range(FINISHED // 20):
+        run(database, "UPDATE waterclock_message_keys SET turn = turn + 20")
+    change = (
+        "UPDATE waterclock_message_keys SET turn = turn + 1 WHERE table_id = :table AND message_key IN ('00', '01')"
+    )
+    with database.backend.engine.begin() as other:
+        other.execute(sa.text(change), {"table": table.context.table_id})
+        with statements_of(database.backend, "waterclock_message_keys") as seen:
+            assert [one.payload for one in table.receive(2)] == ["02", "03"]
+        [locking] = [one for one in seen if "seen_turn" in one[1]]
+        assert pages(database, *locking) < FINISHED / 6
+        other.rollback()
+    assert [one.payload for one in table.receive(2)] == ["00", "01"]

@@ -29,6 +29,7 @@ from waterclock.database.schema.table_catalogue import LOWEST, message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.keys.key_limits import has_claimable
+from waterclock.tables.keys.locking_search import LockingSearch, lock_found, locking_search
 from waterclock.tables.keys.turn_levels import (
     ASLEEP,
     ENDED,
@@ -111,12 +112,12 @@ def next_turns(
     that meets the condition ``where``.
     """
     values = {"count": count, "from": level, **lows_of(context)}
-    rows = connection.execute(_next_turns(context, where), values)
+    rows = lock_found(connection, [_next_turns(context, where)], values)
     return {(row.message_key, row.level): row for row in rows}
 
 
 @built_once(maxsize=256)
-def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> sa.Select[*tuple[Any, ...]]:
+def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> LockingSearch:
     rows, key = context.rows, message_keys.c.message_key
     chosen = sa.true()
     if where is not None:
@@ -126,12 +127,14 @@ def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> 
     its = message_keys.c
     found = sa.select(key, its.level, its.had, *_of_state()).where(has_claimable(context, key, its.level), chosen)
     found = found.where(its.level >= sa.bindparam("from", type_=sa.BigInteger))
-    found = found.limit(sa.bindparam("count", type_=sa.Integer)).with_for_update(skip_locked=True, of=message_keys)
+    found = found.limit(sa.bindparam("count", type_=sa.Integer))
     if not context.sql.is_bounded:
-        return found.where(has_turn(context)).order_by(its.level, its.turn)
+        return locking_search(context, found.where(has_turn(context)), its.level, its.turn, index="turn")
     walk = levels(context)
-    due = found.where(*in_turn(context, walk)).order_by(its.turn).lateral("due")
-    return sa.select(*due.c).select_from(walk.join(due, sa.true())).limit(sa.bindparam("count", type_=sa.Integer))
+    due = found.where(*in_turn(context, walk)).order_by(its.turn).with_for_update(skip_locked=True, of=message_keys)
+    of_level = due.lateral("due")
+    each = sa.select(*of_level.c).select_from(walk.join(of_level, sa.true()))
+    return LockingSearch(each.limit(sa.bindparam("count", type_=sa.Integer)))
 
 
 def owned(
@@ -184,23 +187,18 @@ def _rows_of(context: TableContext, *, locking: bool) -> sa.Select[*tuple[Any, .
 def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
     """Assign turns to keys that have become due, delete those without messages, and put the others off."""
     values = {"now": now, "count": _WOKEN_AT_ONCE, **lows_of(context)}
-    found = [row for rows in execute_all(connection, [(one, values) for one in _awake(context)]) for row in rows]
+    found = lock_found(connection, _awake(context), values)
     states = {(row.message_key, row.level): state_of(row) for row in found}
     place_all(context, connection, states, now)
 
 
 @built_once(maxsize=256)
-def _awake(context: TableContext) -> list[sa.Select[*tuple[Any, ...]]]:
+def _awake(context: TableContext) -> list[LockingSearch]:
     its = message_keys.c
-    found = sa.select(its.message_key, its.level, *_of_state())
-    now = sa.bindparam("now", type_=sa.BigInteger)
-    return [
-        found.where(_of_table(context), has_slept)
-        .order_by(message_keys.c.due_at)
-        .limit(sa.bindparam("count", type_=sa.Integer))
-        .with_for_update(skip_locked=True)
-        for has_slept in _has_slept(context, now)
-    ]
+    found = sa.select(its.message_key, its.level, *_of_state()).where(_of_table(context))
+    found = found.limit(sa.bindparam("count", type_=sa.Integer))
+    conditions = _has_slept(context, sa.bindparam("now", type_=sa.BigInteger))
+    return [locking_search(context, found.where(has_slept), its.due_at, index="due") for has_slept in conditions]
 
 
 def _has_slept(context: TableContext, now: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:

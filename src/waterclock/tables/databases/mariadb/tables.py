@@ -20,7 +20,7 @@ from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.message_keys import column_of
-from waterclock.tables.databases.table_dialect import FoundRows, Key, TableDialect, adapted
+from waterclock.tables.databases.table_dialect import FoundRows, Key, LongKey, TableDialect, adapted
 from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
@@ -269,6 +269,13 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     ) -> sa.Select[*tuple[Any, ...]]:
         """Select and lock them by key: the server scans a small table, and waits for locked rows that it skips."""
         chosen = super().lock_keys(table, value, columns, name, skip_locked=skip_locked)
+        return chosen.with_hint(table, "FORCE INDEX (PRIMARY)")
+
+    def rows_of_each(
+        self, table: sa.Table, value: int, columns: LongKey, name: str, *, skip_locked: bool = False
+    ) -> sa.Select[*tuple[Any, ...]]:
+        """Select them by key, as `lock_keys` does."""
+        chosen = super().rows_of_each(table, value, columns, name, skip_locked=skip_locked)
         return chosen.with_hint(table, "FORCE INDEX (PRIMARY)")
 
     def delete_keys(
