@@ -63,6 +63,16 @@ def test_a_time_next_of_null_loses_no_message(orders: MessageTable, database: Da
     assert sorted(payloads(orders)) == ["a", "b", "c"]
 
 
+def test_an_undone_ack_of_a_message_without_a_group_is_delivered(
+    sequenced: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    sequenced.put("a")
+    sequenced.ack(1)  # before a claim has found its group
+    assert sequenced.receive() == []
+    run(database, "UPDATE orders SET time_acked = NULL, time_next = :now", now=clock.now)
+    assert payloads(sequenced) == ["a"]
+
+
 def test_the_documents_update_acks(orders: MessageTable, database: Database, clock: MovableClock) -> None:
     orders.put_many([{"payload": "a"}, {"payload": "b"}])
     statement = "UPDATE orders SET time_acked = :now, time_next = NULL WHERE id IN (1, 2) AND time_acked IS NULL"

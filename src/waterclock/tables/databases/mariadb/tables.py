@@ -83,7 +83,7 @@ _GROUP_TRIGGER = """
     CREATE OR REPLACE TRIGGER %(moved)s BEFORE UPDATE ON %(table)s FOR EACH ROW
     BEGIN
         IF NEW.routed = 1 AND OLD.routed = 1 AND NEW.claim_id <=> OLD.claim_id AND NEW.ack_held_at <=> OLD.ack_held_at
-        AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL) AND NOT (
+        AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL AND OLD.time_acked IS NULL) AND NOT (
             NEW.time_next <=> OLD.time_next AND NEW.time_acked <=> OLD.time_acked
             AND NEW.group_id <=> OLD.group_id AND NEW.priority <=> OLD.priority
         ) THEN

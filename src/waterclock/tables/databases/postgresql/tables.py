@@ -113,7 +113,7 @@ _GROUP_TRIGGERS = (
     FOR EACH ROW WHEN (
         NEW.routed = 1 AND OLD.routed = 1
         AND NEW.claim_id IS NOT DISTINCT FROM OLD.claim_id AND NEW.ack_held_at IS NOT DISTINCT FROM OLD.ack_held_at
-        AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL)
+        AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL AND OLD.time_acked IS NULL)
     )
     EXECUTE FUNCTION %(moved)s()""",
 )

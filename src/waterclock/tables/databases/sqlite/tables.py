@@ -55,7 +55,7 @@ _TRIGGERS = {
     "group": """
         CREATE TRIGGER %(trigger)s AFTER UPDATE OF time_next, time_acked, group_id, priority ON %(table)s
         WHEN NEW.routed = 1 AND OLD.routed = 1 AND NEW.claim_id IS OLD.claim_id AND NEW.ack_held_at IS OLD.ack_held_at
-            AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL)
+            AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL AND OLD.time_acked IS NULL)
         BEGIN
             UPDATE %(table)s SET
                 routed = 0,
