@@ -4,9 +4,11 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+import sqlalchemy as sa
 from tests.tables.conftest import MovableClock
 from tests.tables.grouped import names, put
 
+from waterclock.connection import Database
 from waterclock.errors import LeaseLostError, OrderError
 from waterclock.tables.groups import group_state
 from waterclock.tables.message_table import MessageTable
@@ -192,6 +194,21 @@ def test_an_empty_group_ends_and_begins_again(sequenced: MessageTable) -> None:
         [delivery] = sequenced.receive()
         delivery.ack()
         assert delivery.payload == name
+
+
+@pytest.mark.both_servers
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+def test_messages_acked_before_their_group_began_are_not_read_by_each_claim(
+    make_table: Callable[..., MessageTable], database: Database, policy: str
+) -> None:
+    table = make_table(groups=policy)
+    assert table.receive(consumer="x") == []
+    put(table, "a1", "b1")
+    table.ack(1)
+    table.cancel(2)
+    assert table.receive(consumer="x") == []
+    with database.begin() as connection:
+        assert connection.execute(sa.text("SELECT count(*) FROM orders WHERE routed <> 1")).scalar() == 0
 
 
 def test_a_thousand_groups_flow_next_to_a_hot_one(sequenced: MessageTable) -> None:

@@ -406,13 +406,14 @@ def _new_of_kept(context: TableContext, rows: sa.FromClause) -> sa.Select[Any, A
 
 @built_once(maxsize=256)
 def _mark_kept(context: TableContext) -> sa.Update:
-    # Only these groups, because another transaction may have the turn to route.
+    # Only these groups, because another transaction may have the turn to route. A group that has not begun has no row,
+    # so it is never one of these; its messages that were acked before they were placed change no group.
     rows, seen = context.rows, context.rows.alias("seen")
-    changed = sa.or_(seen.c.position.is_not(None), seen.c.time_acked.is_not(None))
+    was_placed, is_acked = seen.c.position.is_not(None), seen.c.time_acked.is_not(None)
     ours = context.sql.computed_any_of(group_of(seen), KEPT)
     free = (
         sa.select(seen.c.seq)
-        .where(_in_window(context, seen), changed, ours)
+        .where(_in_window(context, seen), sa.or_(was_placed & ours, ~was_placed & is_acked))
         .with_for_update(skip_locked=True)
         .cte("free")
     )
