@@ -163,6 +163,13 @@ def test_a_higher_priority_goes_first_across_keys(fair: MessageTable) -> None:
     assert [one.payload for one in fair.receive()] == ["a1", "c0", "a2", "a0", "b0"]
 
 
+@pytest.mark.both_servers
+def test_messages_of_the_highest_and_the_lowest_priority_are_delivered(fair: MessageTable) -> None:
+    for name, priority in (("a0", -(2**31)), ("b0", 0), ("c0", 2**31 - 1)):
+        _put(fair, name, priority=priority)
+    assert [one.payload for one in fair.receive()] == ["c0", "b0", "a0"]
+
+
 def test_a_key_that_is_always_served_does_not_hold_up_one_whose_messages_come_back(
     fair: MessageTable,
 ) -> None:

@@ -344,7 +344,7 @@ def _adding(context: TableContext) -> sa.Insert:
     its = sa.select(
         sa.literal(context.table_id, sa.BigInteger),
         rows.c[MESSAGE_KEY],
-        -rows.c.priority,
+        -sa.cast(rows.c.priority, sa.BigInteger),  # the least priority has no 32-bit negation
         sa.case((first <= context.backend.now_sql(), 1), else_=0),
         first,
         first,
