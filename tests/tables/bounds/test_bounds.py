@@ -20,6 +20,7 @@ from waterclock.tables.model.claims.bounds import (
     SAVED_FOR,
     UNASSIGNED,
     UNUSED_FOR,
+    DrawnSeqs,
     GroupBounds,
     GroupSearch,
     ProvenBound,
@@ -259,3 +260,12 @@ def test_the_bound_stays_once_all_messages_are_purged(time: list[float]) -> None
     assert looks(reached, newest=None) == 8
     time[0] += LOOK_BACK_AT_LEAST
     assert looks(reached, newest=9) == 10
+
+
+def test_a_bound_stays_behind_numbers_that_were_just_drawn() -> None:
+    drawn = DrawnSeqs()
+    drawn.note(5, 10.0)
+    drawn.note(9, 10.6)
+    assert [drawn.before(at) for at in (10.9, 11.1, 11.7)] == [None, 5, 9]
+    drawn.note(3, 11.8)  # after a TRUNCATE
+    assert [drawn.before(at) for at in (11.9, 12.9)] == [None, 3]

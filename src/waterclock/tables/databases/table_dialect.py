@@ -189,11 +189,19 @@ class TableDialect(ABC):
         """Return the order of the index of messages that must be routed: by seq."""
         return rows.c.seq
 
+    def routing_order(self, rows: sa.FromClause) -> tuple[sa.ColumnElement[int], ...]:
+        """Return `routing_place` in the form in which the index of unrouted messages is ordered by it."""
+        return (self.routing_place(rows),)
+
+    def is_unrouted_from(self, rows: sa.FromClause, start: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+        """Return the condition that a message must be routed and its `routing_place` is at least ``start``."""
+        return self.is_unrouted(rows) & (self.routing_place(rows) >= start)
+
     is_bounded = False
     """Whether a snapshot tells which transactions it sees: then searches for groups and keys begin at bounds."""
 
     marks_late = False
-    """Whether a trigger marks late messages: then claims in tables without groups and keys begin at bounds."""
+    """Whether a trigger marks late messages: then claims in tables without keys begin at bounds."""
 
     def first_late(self, rows: sa.FromClause, priority: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Return the time of the first unacked late message of a priority."""

@@ -139,7 +139,7 @@ def first_names(context: TableContext, connection: sa.Connection, limit: int, mo
     if context.options.ungrouped == "free":
         new = new.where(name != UNGROUPED)
     if most_new is not None:
-        some = new.order_by(context.sql.routing_place(rows)).limit(most_new).subquery()
+        some = new.order_by(*context.sql.routing_order(rows)).limit(most_new).subquery()
         new = sa.select(some.c.name)
     new = new.distinct()
     first = [each.order_by("name").limit(limit).subquery() for each in (routed, new)]

@@ -225,7 +225,7 @@ def group_of(rows: sa.FromClause) -> sa.ColumnElement[str]:
 
 def unrouted_from(context: TableContext, rows: sa.FromClause, name: str) -> sa.ColumnElement[bool]:
     """Return the condition that a message must be routed and its place is at least the one bound as ``name``."""
-    return context.sql.is_unrouted(rows) & (context.sql.routing_place(rows) >= sa.bindparam(name, type_=sa.BigInteger))
+    return context.sql.is_unrouted_from(rows, sa.bindparam(name, type_=sa.BigInteger))
 
 
 def _in_window(context: TableContext, rows: sa.FromClause) -> sa.ColumnElement[bool]:
@@ -240,7 +240,8 @@ def _is_new(rows: sa.FromClause) -> sa.ColumnElement[bool]:
 @built_once(maxsize=256)
 def _any_unrouted(context: TableContext) -> sa.Select[Any]:
     rows = context.rows
-    return sa.select(rows.c.seq).where(context.sql.is_unrouted(rows)).order_by(context.sql.routing_place(rows)).limit(1)
+    order = context.sql.routing_order(rows)
+    return sa.select(rows.c.seq).where(context.sql.is_unrouted(rows)).order_by(*order).limit(1)
 
 
 @built_once(maxsize=256)
@@ -277,7 +278,7 @@ def _next_new(context: TableContext, rows: sa.FromClause) -> sa.Select[*tuple[An
         rows.c.closes_group.label("closes"),
     )
     found = context.sql.by_unrouted_index(found, rows).where(unrouted_from(context, rows, "start"))
-    return found.order_by(place).limit(_most_at_once(context))
+    return found.order_by(*context.sql.routing_order(rows)).limit(_most_at_once(context))
 
 
 def has_parts_left(context: TableContext, part: int) -> bool:

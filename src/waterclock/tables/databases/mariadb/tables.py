@@ -20,7 +20,7 @@ from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.message_keys import column_of
-from waterclock.tables.databases.table_dialect import FoundRows, Key, LongKey, TableDialect, adapted
+from waterclock.tables.databases.table_dialect import CHANGED_PLACES, FoundRows, Key, LongKey, TableDialect, adapted
 from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
@@ -87,7 +87,7 @@ _GROUP_TRIGGER = """
             NEW.time_next <=> OLD.time_next AND NEW.time_acked <=> OLD.time_acked
             AND NEW.group_id <=> OLD.group_id AND NEW.priority <=> OLD.priority
         ) THEN
-            SET NEW.routed = 0;
+            SET NEW.routed = 2;
             IF NOT NEW.group_id <=> OLD.group_id OR OLD.time_acked IS NOT NULL THEN
                 SET NEW.position = NULL;
             END IF;
@@ -131,6 +131,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     orders_groups_by_priority = True
     begins_at_constants = True
     routed_at_once = 2_000
+    changed = 2  # in tables with groups
     marks_late = True
     clock = NOW
 
@@ -154,8 +155,24 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         super().create(connection, rows, id_type, grouped=grouped, free=free)
 
     def is_unrouted(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
-        """Return it in a form that the index of all messages answers in order of seq."""
-        return rows.c.routed == sa.literal_column("0")
+        """Return it in a form that the index of all messages answers."""
+        if MESSAGE_KEY in rows.c:  # in order of key
+            return _is_new(rows)
+        return rows.c.routed.in_([sa.literal_column("0"), sa.literal_column(str(self.changed))])
+
+    def routing_place(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the place of a message: changed ones are last, so that a search from a bound finds them."""
+        behind = sa.func.greatest(rows.c.seq, sa.literal_column("0"), type_=sa.BigInteger).op("DIV")(sa.text("2"))
+        return sa.case((_is_new(rows), rows.c.seq), else_=behind + sa.literal_column(str(CHANGED_PLACES)))
+
+    def routing_order(self, rows: sa.FromClause) -> tuple[sa.ColumnElement[int], ...]:
+        """Return the columns of the index."""
+        return rows.c.routed, rows.c.seq
+
+    def is_unrouted_from(self, rows: sa.FromClause, start: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+        """Return it as two ranges of the index."""
+        is_changed = rows.c.routed == sa.literal_column(str(self.changed))
+        return (_is_new(rows) & (rows.c.seq >= start)) | (is_changed & (self.routing_place(rows) >= start))
 
     def by_unrouted_index(self, found: FoundRows, rows: sa.FromClause) -> FoundRows:
         """Name the index: with statistics from before messages were put or routed, the server reads all of them."""
@@ -356,6 +373,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     def column_names(self, connection: SqlConnection, name: str) -> set[str]:
         """Read the column names from the information schema."""
         return set(connection.scalars(_COLUMNS, {"name": name}))
+
+
+def _is_new(rows: sa.FromClause) -> sa.ColumnElement[bool]:
+    return rows.c.routed == sa.literal_column("0")
 
 
 @built_once(maxsize=256)

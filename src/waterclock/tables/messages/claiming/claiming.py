@@ -20,6 +20,7 @@ from waterclock.tables.groups.routing import has_parts_left
 from waterclock.tables.keys.key_rows import keys_due
 from waterclock.tables.keys.turn_levels import lows_of
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
+from waterclock.tables.messages.claiming.bounded_routing import advance_routed
 from waterclock.tables.messages.claiming.bounded_rows import (
     advance,
     bounds_of,
@@ -126,6 +127,9 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
     durable = context.options.max_attempts is not None
     is_again = False
     part = 1
+    is_searched = context.sql.marks_late and not context.sql.is_bounded
+    if is_searched:
+        advance_routed(context)
 
     while True:
         take_step = partial(take, context, wanted=wanted, may_only_route=has_parts_left(context, part))
@@ -144,6 +148,8 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
         if isinstance(found, TakenBefore):
             return found.claimed
         claimed, more = found
+        if claimed and is_searched:
+            note_claimed(context)
         if claimed or not more:  # claimable messages may lie behind a hundred thousand of a leased group
             return claimed
 

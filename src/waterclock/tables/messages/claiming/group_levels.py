@@ -28,7 +28,6 @@ from waterclock.tables.messages.claiming.bounded_levels import (
     values_of,
 )
 from waterclock.tables.model.claims.bounds import UNASSIGNED, BoundedSearch, Snapshot
-from waterclock.tables.model.claims.claim import FIRST_SEQ
 from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 
 
@@ -66,14 +65,15 @@ def look(
 ) -> Look:
     """Look at everything in one round trip.
 
-    It looks for new messages from the seq ``after`` on; None: from the first. ``count`` is how many groups to lock, if
+    It looks for new messages from the seq ``after`` on; None: from the bound. ``count`` is how many groups to lock, if
     nothing is unrouted, on a database that `locks_in_parts`; None: none. ``ahead`` says whether a priority counts whose
     groups are due only later.
     """
     # With NULL, the second of two equal searches finds nothing at once.
     values: dict[str, Any] = {"below": below, "me": None if me == UNASSIGNED else me, "unassigned": UNASSIGNED}
     search = context.reached.routed.begin() if after is None and context.sql.is_bounded else None
-    values["start"] = search.low if search is not None else FIRST_SEQ if after is None else after
+    routed = context.reached.routed.value
+    values["start"] = search.low if search is not None else routed if after is None else after
     if context.sql.is_bounded:
         values |= {"marks": False, **values_of(context.reached.groups.at_values(me))}  # it may have begun before
     statement = _looking(context, all_rows=after is None, ahead=ahead)
@@ -82,6 +82,8 @@ def look(
         if search is not None:
             note_look(context, found, search)
         newest, free = found.newest if after is None else after, None
+        if after is None and newest is not None and newest < routed - 1:  # TRUNCATE may have restarted the numbers
+            context.reached.restart_routing()
     else:
         rows = connection.execute(_lock_unassigned(context), {**values, "count": count}).all()
         found, newest, free = rows[0], after, [row for row in rows if row.group_id is not None]
@@ -248,7 +250,7 @@ def looking(
     is_new = unrouted_from(context, rows, "start")
     place = context.sql.routing_place(rows)
     first = context.sql.by_unrouted_index(sa.select(rows.c.seq, place.label("place")), rows)
-    new = first.where(is_new).order_by(place).limit(1).cte("new")
+    new = first.where(is_new).order_by(*context.sql.routing_order(rows)).limit(1).cte("new")
     # Not as a maximum, for which a planner that believes the table empty would scan it.
     last = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
     if rows.info.get(PARTITIONED):
@@ -256,8 +258,10 @@ def looking(
     newest = last.scalar_subquery()
     found = sa.select(context.backend.now_sql().label("now"), sa.select(new.c.seq).scalar_subquery().label("first_new"))
     if all_rows:
+        found = found.add_columns(newest.label("newest"))
+    if all_rows and context.sql.is_bounded:
         first_place = sa.select(new.c.place).scalar_subquery()
-        found = found.add_columns(newest.label("newest"), first_place.label("first_place"))
+        found = found.add_columns(first_place.label("first_place"))
     if (all_rows or firsts is not None) and context.sql.is_bounded:
         oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
         found = found.add_columns(oldest.label("oldest"), mark.label("mark"))
@@ -339,7 +343,7 @@ def _next_group_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
         context.backend.now_sql().label("now"),
         context.sql.by_unrouted_index(sa.select(rows.c.seq), rows)
         .where(unrouted_from(context, rows, "start"))
-        .order_by(context.sql.routing_place(rows))
+        .order_by(*context.sql.routing_order(rows))
         .limit(1)
         .scalar_subquery()
         .label("first_new"),

@@ -144,7 +144,7 @@ class _Peek:
     @cached_property
     def _has_new(self) -> bool:
         rows, sql = self._context.rows, self._context.sql
-        new = sa.select(rows.c.seq).where(sql.is_unrouted(rows)).order_by(sql.routing_place(rows)).limit(1)
+        new = sa.select(rows.c.seq).where(sql.is_unrouted(rows)).order_by(*sql.routing_order(rows)).limit(1)
         return self._connection.execute(new).first() is not None
 
     def _in_turn(self) -> Iterator[tuple[str, int | None]]:

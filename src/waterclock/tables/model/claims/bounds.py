@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,6 +150,29 @@ class ProvenBound:
             self._candidate = replace(candidate, mark=snapshot.mark)
             return
         self._candidate = _Candidate(end, next(_ORDER))
+
+
+class DrawnSeqs:
+    """The greatest seqs that the last searches saw, so that a bound does not pass numbers that were just drawn."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[int, float]] = deque(maxlen=8)  # with when it was seen, monotonic
+
+    def note(self, newest: int | None, at: float) -> None:
+        """Note the greatest seq, of messages that are not committed, too; None: the table is empty."""
+        if self._seen and (newest is None or newest < self._seen[-1][0]):
+            self._seen.clear()  # TRUNCATE may have restarted the numbers
+        if newest is not None:
+            self._seen.append((newest, at))
+
+    def before(self, now: float) -> int | None:
+        """Return the greatest seq whose message, and all below it, are written unless their INSERT waits for a lock."""
+        written = now - WRITTEN_WITHIN / 1e9
+        return max((seq for seq, at in self._seen.copy() if at <= written), default=None)
+
+    def clear(self) -> None:
+        """Forget them, because the numbers may have been restarted."""
+        self._seen.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from waterclock._support import moments
-from waterclock.tables.model.claims.bounds import GroupBounds, ProvenBound, SavedBounds
+from waterclock.tables.model.claims.bounds import DrawnSeqs, GroupBounds, ProvenBound, SavedBounds
 from waterclock.tables.model.timing.lease_length import LeaseLength
 from waterclock.time import MIN_NS
 
@@ -94,6 +94,7 @@ class Reached:
         self.saved = SavedBounds(bounds)  # the bounds as the database has them
         routed, due, sleeping, checked = self.saved.read(now)
         self.routed = ProvenBound(FIRST_SEQ, routed, checked)  # the bound below which no message must be routed
+        self.drawn = DrawnSeqs()  # the seqs drawn before its searches, on a database that hides the ids of transactions
         # The bounds of when groups are due. Without groups, those of messages; if keys take turns, those of turns.
         self.groups = GroupBounds()
         self.groups.start(due, checked)
@@ -113,6 +114,11 @@ class Reached:
     def forget(self) -> None:
         """Start at the bound again."""
         self._seen = None
+
+    def restart_routing(self) -> None:
+        """Start at the first message again, because new messages may be below the bound."""
+        self.routed.reset()
+        self.drawn.clear()
 
 
 class Leased(NamedTuple):
