@@ -236,11 +236,11 @@ def parse_json_line(line: bytes, time_unit: TimeUnit) -> Message:
     except UnicodeEncodeError as error:
         raise InvalidArgumentError(f"the line must be valid Unicode, got {quoted(line)}: {error.reason}") from None
     except RecursionError:
-        raise InvalidArgumentError(f"the line is nested too deeply, got {quoted(line)}") from None
+        raise InvalidArgumentError(f"cannot read the line: its JSON is nested too deeply, got {quoted(line)}") from None
     except InvalidArgumentError:
         raise
     except ValueError as error:  # errors of JSON, including numbers of 5,000 digits
-        raise InvalidArgumentError(str(error)) from None
+        raise InvalidArgumentError(f"the line must be JSON: {error}") from None
     return message
 
 
@@ -271,4 +271,4 @@ def _decode_base64(encoded: object) -> bytes:
     try:
         return base64.b64decode(str(encoded), validate=True)
     except binascii.Error as error:
-        raise InvalidArgumentError(f"payload_base64: {quoted(str(encoded))} is invalid base64: {error}") from None
+        raise InvalidArgumentError(f"payload_base64 must be base64, got {quoted(str(encoded))}: {error}") from None
