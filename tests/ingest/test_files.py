@@ -30,7 +30,10 @@ def test_a_message_survives_json_but_for_the_position_that_its_topic_gave_it(mes
         ({"source": "a", "stream": "b", "event_time": 0, "evnt": 1}, "'evnt'"),
         ({"source": "a", "stream": "b", "event_time": "noon"}, "'noon'"),
         ({"source": "a", "stream": "b", "event_time": 0, "payload": 7}, "got 7"),
-        ({"source": "a", "stream": "b", "event_time": 0, "payload_base64": "?"}, "payload_base64 must be base64, got '?'"),
+        (
+            {"source": "a", "stream": "b", "event_time": 0, "payload_base64": "?"},
+            "payload_base64 must be base64, got '?'",
+        ),
     ],
 )
 def test_json_that_is_not_a_message_is_refused_with_the_value(fields: Any, says: str) -> None:

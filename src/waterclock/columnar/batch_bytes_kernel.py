@@ -1,4 +1,4 @@
-"""Copies the buffers of batches for `batch_bytes`, compiled with Numba.
+"""The kernel that copies the buffers of batches for `batch_bytes`. Numba compiles it.
 
 A batch of a few messages has some thirty buffers of a few bytes each. A NumPy call for each buffer would take longer
 than all other work.

@@ -1,4 +1,4 @@
-"""Packs each message into its record, compiled with Numba.
+"""The kernel that packs messages into records. Numba compiles it.
 
 A record is treated as little-endian numbers of four bytes. NumPy would fill the records field by field, and then copy
 them. Each of these passes would touch more memory than the processor's cache holds.

@@ -2,7 +2,7 @@
 
 Spark converts every row and every state access of a Python operator to objects, and makes a round trip for each. So the
 number of rows and accesses determines the cost. The CRC-32 of a source's name determines its bucket. All messages that
-a task has read for a bucket are passed as one binary cell, and the outcomes as an Arrow record batch.
+a task has read for a bucket are passed as one binary cell, and the outcomes come back as an Arrow record batch.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ def test_compressed_zeros_do_not_fill_the_memory() -> None:
     head = b'{"version": 1, "factor": null, "count": 0, "boundaries": [], "run": null,'
     head += b'"shapes": [[1],[27],[0,20],[0,32],[0],[0],[0],[0],[0,0],[0],[0,5],[0,3]]}\n'
     bomb = zlib.compress(bytes(10**6), 9) * 20
-    with pytest.raises(DamagedError, match="must have 220 bytes in all"):
+    with pytest.raises(DamagedError, match="must have 220 bytes in total"):
         RateAwareColumns.restore(framed(b"WCC1", head, bomb))
 
 

@@ -1,4 +1,4 @@
-"""The rule of event-time batching over arrays, compiled with Numba. It imports only constants from other files."""
+"""The rule of event-time batching for arrays. Numba compiles this file; it imports only constants from other files."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _arrays(compressed: bytes, shapes: list[list[int]]) -> dict[str, Array]:
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(data) != sum(sizes) or not unpacker.eof or unpacker.unused_data:
-        raise ValueError(f"the arrays of the state must have {sum(sizes)} bytes in all")
+        raise ValueError(f"the arrays of the state must have {sum(sizes)} bytes in total")
     found: dict[str, Array] = {}
     offset = 0
     for (name, kind), shape, size in zip(_ARRAYS.items(), shapes, sizes, strict=True):

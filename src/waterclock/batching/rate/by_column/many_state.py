@@ -52,7 +52,7 @@ def from_arrays(
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if len(numbers) != total:
-        raise ValueError(f"the arrays of the state must have {total} bytes in all")
+        raise ValueError(f"the arrays of the state must have {total} bytes in total")
     parts = np.split(np.frombuffer(numbers, np.int64), np.cumsum(sizes)[:-1])
     rows, facts, elsewhere, runs, tracks, rings, pairs, waits_for, *clocks = parts
     rules.track_bounds = np.concatenate([[0], np.cumsum(rows)])

@@ -1,4 +1,4 @@
-"""The rules of batching by rate over arrays, compiled with Numba.
+"""The rules of batching by rate, for arrays. Numba compiles these files.
 
 Each function is named after a function in `by_message` or in a file of `rate`, and follows the same rule. The files
 import one another relatively, because `waterclock.batching.kernels` loads them both interpreted and compiled.
