@@ -242,7 +242,7 @@ def test_sigterm_while_processes_start_leaves_none(orders: MessageTable) -> None
     [
         ({"processes": -1}, "processes"),
         ({"processes": 2, "concurrency": 3}, "Use processes=3"),
-        ({"recycle_after": 3}, "recycle_after needs processes, got 3 without it"),
+        ({"recycle_after": 3}, "recycle_after needs processes, got 3 without processes"),
         ({"processes": 1, "recycle_above": 0}, "recycle_above"),
     ],
 )

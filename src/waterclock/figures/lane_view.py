@@ -1,4 +1,4 @@
-"""Draws batches over event time for web pages that zoom, from counts of messages, so it works for any number of them.
+"""Draws batches over event time for web pages that zoom. Draws message counts, so it works for any number of messages.
 
 `waterclock.figures.timeline` draws batches that are in memory. This module draws counts from a server. A lane shows
 messages as dots if they fit, and otherwise as bars. Windows are shaded, and colour and shape distinguish rejected

@@ -463,7 +463,7 @@ def _children(processes: int, slots: int, recycle_after: int | None, recycle_abo
     for name, value in (("recycle_after", recycle_after), ("recycle_above", recycle_above)):
         if value is not None:
             if not processes:
-                raise InvalidArgumentError(f"{name} needs processes, got {quoted(value)} without it")
+                raise InvalidArgumentError(f"{name} needs processes, got {quoted(value)} without processes")
             check_count(value, name)
     return processes
 

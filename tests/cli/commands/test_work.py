@@ -33,11 +33,11 @@ from waterclock.work.worker import Worker
         (["tests.work.shop:handle", "--concurrency", "0"], "concurrency"),
         (
             ["tests.work.shop:handle", "--recycle-after", "9"],
-            "recycle_after needs processes, got 9 without it",
+            "recycle_after needs processes, got 9 without processes",
         ),
         (
             ["tests.work.shop:handle", "--recycle-above", "9"],
-            "recycle_above needs processes, got 9 without it",
+            "recycle_above needs processes, got 9 without processes",
         ),
     ],
 )

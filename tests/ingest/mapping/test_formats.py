@@ -216,7 +216,7 @@ def test_the_first_filter_that_matches_maps_a_topic() -> None:
         ({"format_name": "raw", "retained": "yes"}, "'retained' must be"),
         ({"format_name": "raw", "template": "{source}"}, "stream"),
         ({"format_name": "thin-edge", "template": "{source}"}, "template"),
-        ({"format_name": "raw", "paths": JsonPaths()}, "needs the format json"),
+        ({"format_name": "raw", "paths": JsonPaths()}, "must be omitted for the format raw"),
     ],
 )
 def test_wrong_options_of_a_rule_are_refused(options: dict[str, object], says: str) -> None:

@@ -100,7 +100,7 @@ def test_messages_that_a_producer_repeats_after_a_restart_must_have_been_stored(
         assert second.send(published([5])[0], sequence=5) is False
         for sequence, word in (
             (4, "was never appended"),
-            (-1, "must be from 0 to .* to number 1 messages"),
+            (-1, "must be from 0 to .* in an append of 1 message, got -1"),
             ("4", "must be an int"),
         ):
             with pytest.raises(InvalidArgumentError, match=word):

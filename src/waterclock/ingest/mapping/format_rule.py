@@ -107,7 +107,7 @@ class FormatRule:
                 f"template must be omitted for the format {kind}, which has its own form of topics"
             )
         if paths is not None and kind != "json":
-            raise InvalidArgumentError(f"paths needs the format json, got the format {kind}")
+            raise InvalidArgumentError(f"paths must be omitted for the format {kind}: only the format json has paths")
         written = DEFAULT_TEMPLATES.get(kind) if template is None else template
         parsed = None if written is None else Template.parse(written)
         where = paths or JsonPaths()

@@ -48,7 +48,7 @@ class Template:
             if name not in _FIELDS:
                 raise InvalidArgumentError(f"template: no field named {quoted(name)}; use {', '.join(_FIELDS)}")
             if name != "_" and name in seen:
-                raise InvalidArgumentError(f"template: {quoted(text)} has {{{name}}} twice")
+                raise InvalidArgumentError(f"template must contain {{{name}}} at most once, got {quoted(text)}")
             wide += is_wide
             seen.append(name)
             pattern = ".*" if is_wide else "[^/]*"

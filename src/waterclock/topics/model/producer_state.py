@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
+from waterclock._support.quoting import counted
 from waterclock.errors import InvalidArgumentError, ProducerFencedError
 from waterclock.message import Position
 
@@ -192,7 +193,8 @@ def check_sequence(sequence: object, messages: int) -> int:
         raise InvalidArgumentError(f"sequence must be an int, the number of the first message, got {sequence!r}")
     if not 0 <= sequence <= LARGEST - messages + 1:
         raise InvalidArgumentError(
-            f"sequence must be from 0 to {LARGEST - messages + 1}, to number {messages} messages, got {sequence}"
+            f"sequence must be from 0 to {LARGEST - messages + 1} in an append of {counted(messages, 'message')},"
+            f" got {sequence}"
         )
     return sequence
 

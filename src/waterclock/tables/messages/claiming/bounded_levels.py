@@ -2,7 +2,8 @@
 
 This search needs a database that tells which transactions a snapshot sees (`TableDialect.seen_by`). Most of the highest
 index entries of a priority are dead, because they belong to leases that have ended. So each known priority is searched
-upward, from a time before which no group is due. The highest entry is looked up only between known priorities.
+upward, from a time before which no group is due. Between known priorities, the highest entry is looked up, which finds
+unknown priorities.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes the heartbeat of a process: a row with its number of subscriptions to a table, and its receive rate.
 
 Claims are counted in memory only. The row is written when a subscription begins and when it is closed, and in between
-every ten seconds by the heartbeat thread. A process without a subscription writes it every ten seconds while it
-receives. A row that was not updated for thirty seconds is ignored, because its process is dead or hangs.
+every ten seconds by the heartbeat thread. A process without a subscription writes the row every ten seconds while it
+receives messages. A row that was not updated for thirty seconds is ignored, because its process is dead or hangs.
 """
 
 from __future__ import annotations
