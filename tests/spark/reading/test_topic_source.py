@@ -410,7 +410,7 @@ def test_a_checkpoint_of_a_topic_that_was_removed_and_made_again_is_refused(tmp_
                 after.partitions(first, offset)
         topic.append([message(number) for number in range(3)])
         topic.append([message(3)])
-        with pytest.raises(wc.NotFoundError, match="another topic"):
+        with pytest.raises(wc.NotFoundError, match="a topic other than 't'"):
             after.latestOffset(read, ReadAllAvailable())
         end = after.latestOffset(first, ReadAllAvailable())
         assert end == {"position": "0:2:0", "ordinal": 4, "topic": topic.storage.origin, "begin": 0}
