@@ -237,6 +237,8 @@ class MariaDB(Server):
             "--character-set-server=utf8mb4",  # as Debian and Ubuntu set it; built in is latin1
             f"--default-time-zone={_ZONE_OFFSET}",
             "--innodb-buffer-pool-size=128M",
+            # With a file for each table, the server takes a tenth longer: each test makes and drops some thirty tables.
+            "--innodb-file-per-table=OFF",
             "--innodb-flush-log-at-trx-commit=1",
         ]
 
