@@ -52,6 +52,22 @@ def test_a_claim_of_more_groups_than_a_statement_searches_takes_the_same(
     assert names(sequenced.receive(10)) == ["a3", "e2", "f1"]
 
 
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+def test_a_group_that_always_gets_new_messages_keeps_its_place_among_groups_that_wait(
+    make_table: Callable[..., MessageTable], clock: MovableClock, policy: str
+) -> None:
+    table = make_table(groups=policy)
+    put(table, "a1", "b1", "c1")
+    taken: list[str] = []
+    for number in range(2, 5):
+        clock.now += 1_000_000_000
+        put(table, f"c{number}", f"{number}x")  # a new group each time, which is due later than "c1"
+        [delivery] = table.receive(1, consumer="x")
+        taken += names([delivery])
+        delivery.ack()
+    assert taken == ["a1", "b1", "c1"]
+
+
 def test_groups_that_are_due_together_go_in_the_order_in_which_they_came(sequenced: MessageTable) -> None:
     put(sequenced, "c1", "a1", "b1", "a2", "c2")
     assert names(sequenced.receive(2)) == ["c1", "c2"]

@@ -20,6 +20,7 @@ from waterclock.tables.groups.first_positions import (
     first_values,
     searches_for,
 )
+from waterclock.tables.groups.settled_values import due_at, first_of, first_place, is_exhausted_sql, settled_values
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.epochs import uncounted_sql
 from waterclock.tables.model.schema import FURTHEST, not_acked
@@ -190,10 +191,34 @@ def _settling(context: TableContext, *, may_end: bool, from_first: bool) -> Sequ
     return [*noted, *drained, *ended]
 
 
-def settling_kept(context: TableContext, *, may_end: bool) -> Sequence[sa.Executable]:
-    """Return the statements of `settle` for the groups whose names are kept, if no acks are held back."""
+def settling_routed(context: TableContext) -> Sequence[sa.Executable]:
+    """Return the statements of `settle` for kept groups whose messages were routed, if no acks are held back.
+
+    Groups that were due and still are keep their place in the order of a claim. Otherwise a group that always gets new
+    messages would never have its turn.
+    """
     exclusive = [_drained(context, KEPT)] if context.options.groups == "exclusive" else []
-    return [_note(context, KEPT), *exclusive, _ended(context, KEPT)] if may_end else [_note(context, KEPT)]
+    return [_note(context, KEPT, keeps_place=True), *exclusive, _ended(context, KEPT)]
+
+
+def settling_claimed(context: TableContext) -> sa.Executable:
+    """Return the statement of `settle` for the groups whose names are kept after a claim, if no acks are held back."""
+    return _note(context, KEPT)
+
+
+def append_to(context: TableContext, connection: SqlConnection, counts: Mapping[str, int]) -> None:
+    """Note how many messages went behind other messages that still wait in groups, which changes nothing else."""
+    by_count: dict[int, list[str]] = {}
+    for name, count in counts.items():
+        by_count.setdefault(count, []).append(name)
+    for count, names in by_count.items():
+        execute_later(connection, (_appending(context), {"groups": sorted(names), "more": count}))
+
+
+@built_once(maxsize=256)
+def _appending(context: TableContext) -> sa.Update:
+    more = sa.bindparam("more", type_=sa.BigInteger)
+    return sa.update(groups).where(these_groups(context)).values(tail=groups.c.tail + more)
 
 
 def settle_starts(
@@ -264,47 +289,12 @@ def settle_exhausted(context: TableContext, connection: SqlConnection, after: st
     return names[-1]
 
 
-def first_of(
-    context: TableContext, value: Any, *conditions: sa.ColumnElement[bool], from_first: bool = False
-) -> sa.ScalarSelect[Any]:
-    """Return the first unacked message of a group that has a position, in a statement about `groups`.
-
-    ``from_first`` says whether to search from the very first position instead of from the group's head.
-    """
-    rows = context.rows
-    begins = rows.c.position.is_not(None) if from_first else _not_passed(rows)
-    return (
-        sa.select(value)
-        .where(rows.c.group_id == groups.c.group_id, begins, rows.c.time_acked.is_(None), *conditions)
-        .order_by(rows.c.position)
-        .limit(1)
-        .correlate(groups)
-        .scalar_subquery()
-    )
-
-
-def _not_passed(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a message is not before the head of its group, or the tail if there is no head.
-
-    New messages go behind the tail. So no scan meets the index entries of acked messages, which a server keeps for as
-    long as a transaction holds an old snapshot.
-    """
-    return rows.c.position >= _first_place()
-
-
-def _first_place() -> sa.ColumnElement[int]:
-    return sa.func.coalesce(groups.c.head, groups.c.tail)
-
-
-def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
-    """Return the condition that a message blocks its group because it has used up its attempts."""
-    most = context.options.blocking_attempts
-    return sa.false() if most is None else context.rows.c.epoch >= most
-
-
 @built_once(maxsize=256)
-def _note(context: TableContext, name: str = "groups", *, from_first: bool = False) -> sa.Update:
-    return sa.update(groups).where(these_groups(context, name)).values(_noted(context, from_first=from_first))
+def _note(
+    context: TableContext, name: str = "groups", *, from_first: bool = False, keeps_place: bool = False
+) -> sa.Update:
+    noted = settled_values(context, from_first=from_first, keeps_place=keeps_place)
+    return sa.update(groups).where(these_groups(context, name)).values(noted)
 
 
 @built_once(maxsize=256)
@@ -313,7 +303,9 @@ def _note_from(context: TableContext, count: int) -> sa.Update:
     firsts = [first_positions(context, count)]
     if context.options.groups == "exclusive":
         firsts.append(first_positions(context, count, " AND claim_id IS NULL AND ack_held_at IS NULL"))
-    return sa.update(groups).where(these_groups(context)).values(_noted(context, from_first=False, firsts=firsts))
+    return (
+        sa.update(groups).where(these_groups(context)).values(settled_values(context, from_first=False, firsts=firsts))
+    )
 
 
 def contradicts(context: TableContext, *, whole: bool) -> sa.ColumnElement[bool]:
@@ -322,7 +314,7 @@ def contradicts(context: TableContext, *, whole: bool) -> sa.ColumnElement[bool]
     ``whole`` says whether to look for unacked messages before the group's head, too, and for those without a position:
     this reads the entries of all finished messages that an old snapshot shows.
     """
-    noted = _noted(context, from_first=False)
+    noted = settled_values(context, from_first=False)
     deciding = [name for name in ("head", "next_position", "ready_at", "idle_since") if name in noted]
     known: dict[str, Any] = {name: groups.c[name] for name in deciding}
     now = context.backend.now_sql()
@@ -332,85 +324,13 @@ def contradicts(context: TableContext, *, whole: bool) -> sa.ColumnElement[bool]
     if whole:
         rows = context.rows
         its = sa.exists().where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None))
-        wrong += [its.where(rows.c.position < _first_place()), its.where(has_lost_its_place(context))]
+        wrong += [its.where(rows.c.position < first_place()), its.where(has_lost_its_place(context))]
     return sa.or_(*wrong)
 
 
 def has_lost_its_place(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that plain SQL removed a message's position in its group, on which the router relies."""
     return context.rows.c.position.is_(None) & (context.rows.c.routed == sa.literal_column("1"))
-
-
-def _noted(context: TableContext, *, from_first: bool, firsts: Sequence[sa.ColumnElement[int]] = ()) -> dict[str, Any]:
-    """Return the values of a group's row that depend on its messages; ``from_first`` as in `first_of`.
-
-    ``firsts`` are its head and, if it is exclusive, its next position, in an UPDATE that reads values that it has set.
-    """
-    rows = context.rows
-    waiting = (rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
-
-    def first(value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
-        if firsts:
-            conditions += (rows.c.position == (groups.c.next_position if conditions else groups.c.head),)
-        return first_of(context, value, *conditions, from_first=from_first)
-
-    last = (
-        sa.select(rows.c.position)
-        .where(
-            rows.c.group_id == groups.c.group_id,
-            rows.c.position.is_not(None) if from_first else _not_passed(rows),
-            rows.c.time_acked.is_(None),
-        )
-        .order_by(rows.c.position.desc())
-        .limit(1)
-        .correlate(groups)
-        .scalar_subquery()
-    )
-    head: sa.ColumnElement[Any] = first(rows.c.position)
-    if firsts:
-        head, last = groups.c.head, sa.case((groups.c.head.is_(None), sa.null()), else_=last)
-    values: dict[str, Any] = {
-        "head": firsts[0] if firsts else head,
-        "tail": sa.func.coalesce(last, groups.c.tail),
-        "priority": sa.func.coalesce(first(rows.c.priority), groups.c.priority),
-    }
-    if context.sql.keeps_ended:
-        begun = sa.func.coalesce(first(rows.c.seq), groups.c.first_seq)
-        values["first_seq"] = sa.case((groups.c.head.is_(None), begun), else_=groups.c.first_seq)
-        values["ended_at"] = sa.null()
-    if context.options.groups == "exclusive":
-        values["next_position"] = firsts[1] if firsts else first(rows.c.position, *waiting)
-        values["idle_since"] = sa.case(
-            (
-                head.is_(None) & (groups.c.assigned != UNASSIGNED),
-                sa.func.coalesce(groups.c.idle_since, context.backend.now_sql()),
-            ),
-            else_=sa.null(),
-        )
-        lapse = first(sa.case((rows.c.claim_id.is_not(None), rows.c.time_next), else_=sa.null()))
-        next_due = sa.case((groups.c.drain_to.is_not(None), sa.null()), else_=_due(context, is_exhausted_sql(context)))
-        due = first(next_due, *waiting)
-        never = sa.literal(MAX_NS, sa.BigInteger)
-        earliest = context.sql.smaller(sa.func.coalesce(lapse, never), sa.func.coalesce(due, never))
-        values["ready_at"] = sa.func.nullif(context.sql.larger(earliest, context.backend.now_sql()), never)
-    else:
-        values["next_position"] = head
-        over = rows.c.claim_id.is_(None) | (rows.c.time_next <= context.backend.now_sql())
-        values["ready_at"] = first(_due(context, is_exhausted_sql(context) & over))
-    return values
-
-
-def _due(context: TableContext, never: sa.ColumnElement[bool]) -> sa.ColumnElement[Any]:
-    """Return when a message is due or expires: then the next claim removes it.
-
-    Not before now: groups that are due are ordered by when they became due, so claims can skip past times
-    (`GroupBounds`).
-    """
-    rows, paused_until = context.rows, groups.c.paused_until
-    expires = sa.case((rows.c.claim_id.is_(None) | never, sa.func.coalesce(rows.c.expires_at, MAX_NS)), else_=MAX_NS)
-    due = context.sql.smaller(sa.case((never, MAX_NS), else_=sa.func.coalesce(rows.c.time_next, 0)), expires)
-    due = context.sql.larger(due, context.backend.now_sql())
-    return sa.case((never & rows.c.expires_at.is_(None), sa.null()), (paused_until > due, paused_until), else_=due)
 
 
 def is_behind(context: TableContext) -> sa.ColumnElement[bool]:
@@ -447,8 +367,9 @@ def _drained(context: TableContext, name: str = "groups") -> sa.Update:
     rows = context.rows
     out = has_something_out(context)
     closed = groups.c.closes_after < sa.func.coalesce(groups.c.head, MAX_NS)
-    lapse = context.sql.larger(first_of(context, rows.c.time_next), context.backend.now_sql())
-    due = first_of(context, _due(context, is_exhausted_sql(context)))
+    now = context.backend.now_sql()
+    lapse = context.sql.larger(first_of(context, rows.c.time_next), now)
+    due = first_of(context, due_at(context, is_exhausted_sql(context), now))
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)
     heir = sa.case((lives | (groups.c.pinned == 1), groups.c.drain_to), else_=UNASSIGNED)
     drains_to = sa.func.coalesce(groups.c.drain_to, UNASSIGNED)

@@ -6,7 +6,7 @@ claim. One consumer routes at a time. It skips locked groups, which a later cons
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from functools import partial
 from itertools import count
 from operator import attrgetter
@@ -23,10 +23,11 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import KEPT
 from waterclock.tables.groups.group_state import (
     UNGROUPED,
+    append_to,
     first_closing,
     locking_free,
     settle,
-    settling_kept,
+    settling_routed,
     these_groups,
 )
 from waterclock.tables.model.claims.claim import FIRST_SEQ, LAST_SEQ
@@ -67,7 +68,7 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
     """
     if not (context.sql.one_writer or try_turn(context, connection)):
         return False
-    start, most = context.reached.routed.value, _most_at_once(context)
+    start, most = context.reached.routed.value, min(context.sql.routed_at_once, _ROUTED_AT_ONCE)
     passed = set(context.refused_groups.now()) if passed is None and context.refused_groups.some else set(passed or ())
     while True:
         found = connection.execute(_window(context), {"start": start}).all()
@@ -106,41 +107,53 @@ def _route_window(context: TableContext, connection: SqlConnection, window: Sequ
     Locked messages stay new, and so do those behind them in their groups. ``passed`` are the groups with such messages,
     also in earlier windows.
     """
-    freed, found = _sorted_out(window, passed, frees=context.options.ungrouped == "free")
+    freed, found, closers = _sorted_out(window, passed, frees=context.options.ungrouped == "free")
     if freed:
         connection.execute(_free(context), {"pairs": freed})
     if not found:
         return bool(freed)
-    firsts = {name: new[0] for name, rows in found.items() if (new := [row.seq for row in rows if row.is_new])}
+    new = {name: [row.seq for row in rows if row.is_new] for name, rows in found.items()}
+    firsts = {name: seqs[0] for name, seqs in new.items() if seqs}
     known = _add_groups(context, connection, sorted(found), firsts)
     locked = {row.group_id: row for row in connection.execute(locking_free(context), {"groups": sorted(found)})}
     passed.update(firsts.keys() - locked.keys())
     placed: list[_Pair] = []
-    marked: list[_Pair] = []
-    closing: list[str] = []
+    appended: dict[str, int] = {}
     for name, rows in found.items():
         if name in locked:
-            if 1 in [row.closes for row in rows]:
-                closing.append(name)
-            placed += zip([row.seq for row in rows if row.is_new], count(locked[name].tail + 1))
-            marked += [(row.seq, 0) for row in rows if not row.is_new]
-        elif name not in known:  # the row of a group that has ended is not needed
-            marked += [(row.seq, 0) for row in rows if row.is_acked]
+            placed += zip(new[name], count(locked[name].tail + 1))
+            if locked[name].next_position is not None and len(new[name]) == len(rows) and name not in closers:
+                appended[name] = len(rows)  # behind others that wait, which does not change when the group is due
     if placed:
         connection.execute(_place(context), {"pairs": placed})
-    if closing:
-        note_closing(context, connection, closing)
+    if appended:
+        append_to(context, connection, appended)
+    if closers:
+        note_closing(context, connection, closers.intersection(locked))
+    marked = [] if len(freed) + len(placed) == len(window) else _changed(found, locked, known)
     if marked:
         connection.execute(_mark(context), {"pairs": marked})
     # A group in which messages were placed goes on.
-    settle(context, connection, locked, may_end=bool(marked), noted=locked)
+    settle(context, connection, locked.keys() - appended, may_end=bool(marked), noted=locked)
     return bool(locked or freed or marked)
 
 
-def _sorted_out(window: Sequence[_Row], passed: set[str], *, frees: bool) -> tuple[list[_Pair], dict[str, list[_Row]]]:
-    """Return the messages without a group, and those of each group that may be routed."""
+def _changed(found: Mapping[str, Sequence[_Row]], locked: Container[str], known: Container[str]) -> list[_Pair]:
+    """Return the messages that plain SQL changed, of groups that this transaction has locked or that have ended."""
+    marked: list[_Pair] = []
+    for name, rows in found.items():
+        is_ours, is_over = name in locked, name not in known  # the row of a group that has ended is not needed
+        marked += [(row.seq, 0) for row in rows if not row.is_new and (is_ours or (is_over and row.is_acked))]
+    return marked
+
+
+def _sorted_out(
+    window: Sequence[_Row], passed: set[str], *, frees: bool
+) -> tuple[list[_Pair], dict[str, list[_Row]], set[str]]:
+    """Return the messages without a group, those of each group that may be routed, and the groups that one closes."""
     freed: list[_Pair] = []
     found: dict[str, list[_Row]] = {}
+    closers: set[str] = set()
     for row in window:
         if frees and row.group == UNGROUPED:
             if row.ours:
@@ -149,7 +162,9 @@ def _sorted_out(window: Sequence[_Row], passed: set[str], *, frees: bool) -> tup
             passed.add(row.group)
         elif row.group not in passed:
             found.setdefault(row.group, []).append(row)
-    return freed, found
+            if row.closes:
+                closers.add(row.group)
+    return freed, found, closers
 
 
 def routing_at_once(context: TableContext, first: int) -> list[Asked]:
@@ -169,7 +184,7 @@ def routing_at_once(context: TableContext, first: int) -> list[Asked]:
         (_place_kept(context), window),
         (_mark_kept(context), window),
         *([(_closing(context, KEPT), {})] if context.options.groups == "exclusive" else []),
-        *((statement, {}) for statement in settling_kept(context, may_end=True)),
+        *((statement, {}) for statement in settling_routed(context)),
     ]
 
 
@@ -278,16 +293,15 @@ def _next_new(context: TableContext, rows: sa.FromClause) -> sa.Select[*tuple[An
         rows.c.closes_group.label("closes"),
     )
     found = context.sql.by_unrouted_index(found, rows).where(unrouted_from(context, rows, "start"))
-    return found.order_by(*context.sql.routing_order(rows)).limit(_most_at_once(context))
+    return found.order_by(*context.sql.routing_order(rows)).limit(min(context.sql.routed_at_once, _ROUTED_AT_ONCE))
 
 
-def has_parts_left(context: TableContext, part: int) -> bool:
-    """Return whether a claim that has routed this many parts, each in a transaction, should route more first."""
-    return part * context.sql.routed_at_once < _ROUTED_AT_ONCE
+def has_parts_left(context: TableContext, part: int | None) -> bool:
+    """Return whether a claim that has routed this many parts, each in a transaction, should route more first.
 
-
-def _most_at_once(context: TableContext) -> int:
-    return min(context.sql.routed_at_once, _ROUTED_AT_ONCE)
+    ``part`` is None if the claim ends with its transaction, which is a caller's.
+    """
+    return part is not None and part * context.sql.routed_at_once < _ROUTED_AT_ONCE
 
 
 def _add_groups(

@@ -13,9 +13,10 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.consumers import Joined
-from waterclock.tables.groups.group_state import first_of, is_behind, is_out, lock_out, settle, these_groups
+from waterclock.tables.groups.group_state import is_behind, is_out, lock_out, settle, these_groups
 from waterclock.tables.groups.rebalancing import rebalance
 from waterclock.tables.groups.routing import try_turn
+from waterclock.tables.groups.settled_values import first_of
 from waterclock.tables.messages.claiming.claim_groups_in_steps import GroupClaim, leave_out
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
@@ -23,14 +24,14 @@ from waterclock.tables.model.claims.epochs import uncounted_sql
 
 
 def claim_exclusive(
-    context: TableContext, connection: SqlConnection, wanted: Wanted, *, may_only_route: bool
+    context: TableContext, connection: SqlConnection, wanted: Wanted, part: int | None
 ) -> tuple[list[Claimed], bool]:
     """Claim messages of the consumer's own groups and, if it has room, of unassigned groups.
 
-    Returns the claimed messages, and whether there are new messages that were not examined. If ``may_only_route``, it
-    claims nothing while there are.
+    Returns the claimed messages, and whether there are new messages that were not examined. ``part`` numbers the
+    transactions of a claim: while others have to route more new messages, it claims nothing.
     """
-    claim = _ExclusiveClaim(context, connection, wanted, may_only_route=may_only_route)
+    claim = _ExclusiveClaim(context, connection, wanted, part)
     claim.take()
     return claim.claimed, claim.more
 

@@ -23,7 +23,7 @@ from waterclock.tables.databases.table_dialect import adapted
 from waterclock.tables.groups.consumers import is_new_to
 from waterclock.tables.groups.first_positions import SEARCHED_AT_ONCE, first_values, searches_for, within_places
 from waterclock.tables.groups.group_state import epoch_begun, is_assigned, lock_out, these_groups
-from waterclock.tables.groups.routing import route_new
+from waterclock.tables.groups.routing import has_parts_left, route_new
 from waterclock.tables.messages.claiming.group_levels import (
     FREE_COLUMNS,
     Level,
@@ -50,11 +50,9 @@ class GroupClaim(ABC):
     If there are also ungrouped messages, a random choice decides which go first.
     """
 
-    def __init__(
-        self, context: TableContext, connection: SqlConnection, wanted: Wanted, *, may_only_route: bool
-    ) -> None:
+    def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted, part: int | None) -> None:
         self._context = context
-        self._may_only_route = may_only_route
+        self._part = part
         self._connection = connection
         self._wanted = wanted
         self._me = wanted.consumer or UNASSIGNED
@@ -86,7 +84,7 @@ class GroupClaim(ABC):
         if top.unrouted:
             # Putting only inserts rows; consumers route them to their groups.
             self.more = route_new(context, connection)
-            self.only_routes = self.more and self._may_only_route
+            self.only_routes = self.more and has_parts_left(context, self._part)
             self._now = context.backend.now(connection)
         return top
 

@@ -21,8 +21,9 @@ from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, columns_read
 from waterclock.tables.groups import consumers
-from waterclock.tables.groups.group_state import first_of, is_assigned, is_out, settling_kept
+from waterclock.tables.groups.group_state import is_assigned, is_out, settling_claimed
 from waterclock.tables.groups.routing import is_much_new, routing_at_once
+from waterclock.tables.groups.settled_values import first_of
 from waterclock.tables.messages.claiming.bounded_levels import firsts_of, highest_of, low_of, values_of
 from waterclock.tables.messages.claiming.claim_groups_in_steps import count_of
 from waterclock.tables.messages.claiming.group_levels import FREE_COLUMNS, looking, note_look
@@ -168,7 +169,7 @@ def _ask(
         look |= {"process": session, "most_groups": wanted.max_groups, "limit": wanted.limit, "taken": taken}
         give |= {"me": me, "process": session}
         before.append(consumers.locking(context, me))
-        behind += [(statement, {}) for statement in settling_kept(context, may_end=False)]
+        behind.append((settling_claimed(context), {}))
     asked = [
         *before,
         (_lock_due_groups(context, all_rows=asking.after is None), look),

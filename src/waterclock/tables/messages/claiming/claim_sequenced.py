@@ -18,14 +18,14 @@ from waterclock.tables.model.claims.claim import Claimed, Wanted
 
 
 def claim_sequenced(
-    context: TableContext, connection: SqlConnection, wanted: Wanted, *, may_only_route: bool
+    context: TableContext, connection: SqlConnection, wanted: Wanted, part: int | None
 ) -> tuple[list[Claimed], bool]:
     """Claim messages from the start of groups without leased messages.
 
-    Returns the claimed messages, and whether there are new messages that were not examined. If ``may_only_route``, it
-    claims nothing while there are.
+    Returns the claimed messages, and whether there are new messages that were not examined. ``part`` numbers the
+    transactions of a claim: while others have to route more new messages, it claims nothing.
     """
-    claim = _SequencedClaim(context, connection, wanted, may_only_route=may_only_route)
+    claim = _SequencedClaim(context, connection, wanted, part)
     # Most claims find the groups that they lock in the first look.
     top = claim.route_new(locks=True)
     if not claim.only_routes:

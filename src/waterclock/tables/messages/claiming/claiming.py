@@ -16,7 +16,6 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
-from waterclock.tables.groups.routing import has_parts_left
 from waterclock.tables.keys.key_rows import keys_due
 from waterclock.tables.keys.turn_levels import lows_of
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
@@ -126,14 +125,14 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
     take = _OF_GROUPS[context.options.groups or "sequenced"]
     durable = context.options.max_attempts is not None
     is_again = False
-    part = 1
+    part = 0
     is_searched = context.sql.marks_late and not context.sql.is_bounded
     if is_searched:
         advance_routed(context)
 
     while True:
-        take_step = partial(take, context, wanted=wanted, may_only_route=has_parts_left(context, part))
         part += 1
+        take_step = partial(take, context, wanted=wanted, part=part)
         try:
             found = context.backend.transact(
                 trying(context, wanted, before, take_step) if context.options.groups == "exclusive" else take_step,
@@ -214,7 +213,7 @@ def _any_due(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any]:
 def claim_within(context: TableContext, connection: SqlConnection, wanted: Wanted) -> list[Claimed]:
     """Claim without a cursor, as `claim`, in a transaction that does more than this."""
     if context.options.groups is not None:
-        return _OF_GROUPS[context.options.groups](context, connection, wanted, may_only_route=False)[0]
+        return _OF_GROUPS[context.options.groups](context, connection, wanted, part=None)[0]
     if context.options.turns_by is not None:
         return claim_keyed(context, connection, wanted)[0]
     return context.sql.claim(connection, context.rows, wanted, bounds_of(context), context.backend.now_sql())

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.groups.group_state import is_exhausted_sql
+from waterclock.tables.groups.settled_values import is_exhausted_sql
 from waterclock.tables.messages.rows.process_heartbeat import RATE_SECONDS
 from waterclock.tables.model.schema import EXPIRED, PARTITIONED, is_expired, not_acked
 
