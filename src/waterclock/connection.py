@@ -339,7 +339,10 @@ class Database(Closing):
         Raises
         ------
         UnavailableError
-            If the database is unavailable, busy, or read-only.
+            If the database is unavailable, busy, or read-only. If the connection is lost at the end of the block, the
+            transaction may have been committed.
+        RefusedError
+            If the database refuses the commit, for example because of a deferred constraint.
         """
         return self.backend.lend()
 

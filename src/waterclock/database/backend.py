@@ -246,14 +246,20 @@ class Backend:
     def lend(self) -> Generator[sa.Connection]:
         """Yield a transaction that commits when the block ends, or rolls back on an error.
 
-        Raises `WaterclockError` as in `transact`, if it cannot begin.
+        Raises `WaterclockError` as in `transact`, if it cannot begin or commit.
         """
         with ExitStack() as stack:
             try:
-                connection = stack.enter_context(self.dialect.for_callers(self.engine).begin())
+                connection = stack.enter_context(self.dialect.for_callers(self.engine).connect())
+                transaction = stack.enter_context(connection.begin())
             except FAILURES as error:
                 raise self._failure(error, f"{self.name} cannot be written to") from self.cause(error)
             yield connection
+            if transaction.is_active:  # the block may have ended it
+                try:
+                    transaction.commit()
+                except FAILURES as error:
+                    raise self._failure(error, f"cannot commit to {self.name}") from self.cause(error)
 
     def alone(self, work: Callable[[SqlConnection], _T], *, durable: bool = True) -> _T:
         """Run ``work`` like `transact`, but each statement may commit separately: for a single statement.

@@ -46,6 +46,29 @@ def test_an_ack_counts_when_the_block_ends(orders: MessageTable, database: Datab
     assert orders.stats().acked == 1
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_refused_commit_raises_a_waterclock_error(orders: MessageTable, database: Database) -> None:
+    with database.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE kinds(id INT PRIMARY KEY)"))
+        connection.execute(sa.text("CREATE TABLE items(kind INT REFERENCES kinds DEFERRABLE INITIALLY DEFERRED)"))
+
+    def put_with_orphan() -> None:
+        with database.begin() as connection:
+            orders.put("a", connection=connection)
+            connection.execute(sa.text("INSERT INTO items VALUES (1)"))
+
+    with pytest.raises(wc.ConstraintError, match="items_kind_fkey"):
+        put_with_orphan()
+    assert orders.receive() == []
+
+
+def test_a_block_may_end_its_transaction_itself(orders: MessageTable, database: Database) -> None:
+    with database.begin() as connection:
+        orders.put("a", connection=connection)
+        connection.rollback()
+    assert orders.receive() == []
+
+
 @on_sqlite
 def test_on_sqlite_it_begins_with_the_write_lock(database: Database) -> None:
     other = sqlite3.connect(str(database.backend.url.database), timeout=0)
