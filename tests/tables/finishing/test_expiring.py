@@ -17,7 +17,7 @@ from tests.tables.plans import complaints
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError, LeaseLostError
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.messages.claiming import claim_groups_in_steps
+from waterclock.tables.messages.claiming import claim_groups_in_steps, claiming
 from waterclock.tables.messages.finishing import expiring
 from waterclock.time import format_time, to_duration
 
@@ -61,6 +61,29 @@ def test_a_claim_of_one_continues_behind_many_that_expired(
     clock.move("10s")
     assert payloads(table, 1) == ["tea"]
     assert table.stats().expired == 7
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"columns": {"customer": "text"}, "fair_by": "customer"}], ids=["plain", "fair"]
+)
+def test_a_claim_of_one_removes_many_that_expired_at_once(
+    make_table: MakeTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    table = make_table(**options)
+    customers = [f"c{number}" for number in range(40)] if options else []
+    table.put_many([{"payload": "stale", "expires_at": soon(clock)} | {"customer": one} for one in customers])
+    table.put_many([{"payload": "stale", "expires_at": soon(clock)} for _ in range(40 - len(customers))])
+    clock.move("20s")
+    claims: list[object] = []
+
+    def claim(context: Any, wanted: Any) -> Any:
+        claims.append(wanted)
+        return claiming.claim(context, wanted)
+
+    monkeypatch.setattr("waterclock.tables.consumers.receiving.claim", claim)
+    assert payloads(table, 1) == []
+    assert len(claims) <= 3
+    assert table.stats().expired == 40
 
 
 def test_a_leased_message_that_expires_stays_with_its_consumer(
