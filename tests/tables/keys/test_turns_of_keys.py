@@ -208,3 +208,19 @@ def test_the_row_of_a_key_ends_if_its_last_message_is_cancelled(
     with database.backend.engine.connect() as connection:
         left = "SELECT count(*) FROM waterclock_message_keys WHERE is_due <> 3"
         assert connection.exec_driver_sql(left).scalar_one() == 0
+
+
+def test_turns_do_not_start_again_after_all_keys_have_ended(
+    fair: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    """Otherwise the entries of new turns would share pages with those that an old snapshot shows."""
+    turns: list[int] = []
+    for _ in range(2):
+        _put(fair, "a0", "a1")
+        first = fair.receive(1)
+        with database.backend.engine.connect() as connection:
+            turns.append(connection.exec_driver_sql("SELECT turn FROM waterclock_message_keys").scalar_one())
+        fair.ack([*first, *fair.receive()])
+        clock.move("10min")
+        assert fair.receive() == []
+    assert turns[0] < turns[1]

@@ -363,11 +363,11 @@ def _adding(context: TableContext) -> sa.Insert:
 
 
 def _last_turns(context: TableContext, connection: SqlConnection, levels: Iterable[int]) -> list[int]:
-    return [found.scalar() or 0 for found in execute_all(connection, last_turns(context, levels))]
+    return [found.scalar_one() for found in execute_all(connection, last_turns(context, levels))]
 
 
 def last_turns(context: TableContext, levels: Iterable[int]) -> list[Asked]:
-    """Return the statements that select the last turn of each level; none if no key is due."""
+    """Return the statements that select the last turn of each level, or the current time if that is later."""
     bounded = context.sql.is_bounded
     return [
         (_last_turn(context), {"of": level, "low": low_of(context, level)} if bounded else {"of": level})
@@ -409,12 +409,10 @@ def _deleting(context: TableContext) -> sa.Delete:
 
 @built_once(maxsize=256)
 def _last_turn(context: TableContext) -> sa.Select[int]:
-    turn = message_keys.c.turn
-    last = sa.select(turn).where(has_turn(context), message_keys.c.level == _level()).order_by(turn.desc()).limit(1)
-    if not context.sql.is_bounded:
-        return last
-    last = last.where(turn >= sa.bindparam("low", type_=sa.BigInteger)).scalar_subquery()
-    now = context.backend.now_sql()
+    turn, now = message_keys.c.turn, context.backend.now_sql()
+    low = sa.bindparam("low", type_=sa.BigInteger) if context.sql.is_bounded else now
+    its = has_turn(context), message_keys.c.level == _level(), turn >= low
+    last = sa.select(turn).where(*its).order_by(turn.desc()).limit(1).scalar_subquery()
     return sa.select(context.sql.larger(sa.func.coalesce(last, now), now))
 
 

@@ -210,7 +210,7 @@ class _KeyedClaim:
             if any(row.seq is None for row in members):  # others have locked some: behind these may be more
                 members = self._connection.execute(locking, values).all()
             found[values["key"], -values["priority"]] += sorted(members, key=attrgetter("time_next", "seq"))
-        return found, max(turn.scalar() or 0 for turn in rows[len(asked) :])
+        return found, max(turn.scalar_one() for turn in rows[len(asked) :])
 
     def _hand_out(self, rows: Sequence[Any]) -> dict[int, int]:
         """Claim messages; return the ends of their leases by seq, ns."""
