@@ -251,6 +251,38 @@ def test_a_message_left_before_the_head_of_its_group_is_found_some_minutes_later
     assert [one.payload for one in table.receive()] == ["a1", "a2"]
 
 
+def test_a_check_of_all_messages_that_passed_a_locked_group_is_repeated_in_the_next_round(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced")
+    table.put_many([{"payload": payload, "group": "a"} for payload in ("a1", "a2")])
+    table.ack(table.receive(1))
+    with database.backend.engine.begin() as plain:  # what the trigger takes for a statement of ours
+        plain.exec_driver_sql("UPDATE orders SET claim_id = 1 WHERE message = 'a1'")
+        plain.exec_driver_sql("UPDATE orders SET time_acked = NULL, claim_id = NULL WHERE message = 'a1'")
+    with database.begin() as connection:
+        lock_groups(table.context, connection, ["a"])
+        pages_of_check(table, database)
+    table.context.sweeps.due_at = 0
+    assert heal(table.context)
+
+
+def test_a_search_for_all_expired_messages_that_passed_a_locked_one_is_repeated(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    table.put("expires")
+    assert expiring.expire_some(table.context) == 0
+    table.context.expired_place._whole_at = 0
+    expire = sa.text("UPDATE orders SET expires_at = :at")
+    with database.backend.engine.begin() as plain:
+        plain.execute(expire, {"at": database.backend.now() - 3_600_000_000_000})
+    with database.backend.engine.begin() as plain:
+        plain.exec_driver_sql("SELECT 1 FROM orders FOR UPDATE")
+        assert expiring.expire_some(table.context) == 0
+    assert expiring.expire_some(table.context) == 1
+
+
 @pytest.fixture
 def never_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is found be found by the bounds alone."""
@@ -378,8 +410,9 @@ def test_the_row_of_a_group_is_deleted_some_minutes_after_its_last_message(
     with database.begin() as connection:
         lock_groups(table.context, connection, ["is locked"])
         let_ended_be_deleted(table, clock)
-    assert names_of_groups(database) == ["begins again", "is locked", "is paused"]
+        assert names_of_groups(database) == ["begins again", "is locked", "is paused"]
     let_ended_be_deleted(table, clock)
+    assert names_of_groups(database) == ["begins again", "is paused"]
     clock.now += ENDED_FOR
     assert heal_all(table.context) == 0  # it deletes what was passed over, which is no fault
     assert names_of_groups(database) == ["begins again", "is paused"]

@@ -110,7 +110,7 @@ def expire_some(context: TableContext, pieces: int | None = _PIECES) -> int:
         earlier, refused, _ = _expire_between(context, MIN_NS, now - _LONG, pieces)
     removed, refusal, upto = _expire_between(context, start, MAX_NS, pieces)
     if upto is not None:
-        context.expired_place.end(min(upto, now))
+        context.expired_place.end(start, min(upto, now))
     refused = refused or refusal
     if refused is not None and context.purge_place.tells("expired"):
         _log.warning("cannot remove some expired messages of table %r: %s", context.name, refused)

@@ -28,15 +28,19 @@ def delete_ended(context: TableContext) -> None:
         return
     start, upto = context.ended_rows.begin(context.backend.now_about())
     values = {"start": start, "upto": upto}
+
+    def delete(connection: SqlConnection) -> tuple[int, int | None]:
+        deleted = len(connection.execute(_deleting(context), values).all())
+        return deleted, connection.execute(_first_left(context), values).scalar()
+
     try:
-        ended = context.backend.alone(lambda own: own.execute(_deleting(context), values).all(), durable=False)
+        deleted, first_left = context.backend.alone(delete, durable=False)
     except (RefusedError, UnavailableError) as error:
         _log.info(
             "cannot delete the rows of ended groups and keys of table %r: %s", context.name, in_a_line(said_of(error))
         )
         return
-    more = len(ended) == _AT_ONCE
-    context.ended_rows.end(max(row.ended_at for row in ended) if more else upto, more=more)
+    context.ended_rows.end(upto if first_left is None else first_left, more=deleted == _AT_ONCE)
 
 
 def is_left_over(context: TableContext) -> sa.ColumnElement[bool]:
@@ -51,16 +55,29 @@ def delete_left_over(context: TableContext, connection: SqlConnection, names: Co
 
 @built_once(maxsize=256)
 def _deleting(context: TableContext) -> sa.Executable:
+    rows, at, which = _ended(context)
+    place = sa.literal_column(f"{rows.name}.ctid")
+    ended = sa.select(place).select_from(rows).where(*which).order_by(at)
+    ended = ended.limit(_AT_ONCE).with_for_update(skip_locked=True).correlate(None)
+    # By places, because a planner that believes the catalogue empty would scan all rows for a join.
+    places = sa.func.array(ended.scalar_subquery())
+    return sa.delete(rows).where(place == sa.any_(places)).returning(at)
+
+
+@built_once(maxsize=256)
+def _first_left(context: TableContext) -> sa.Select[int]:
+    """Return when the first of the rows ended that `_deleting` has not deleted: it was locked, or there are more."""
+    _, at, which = _ended(context)
+    return sa.select(at).where(*which).order_by(at).limit(1)
+
+
+def _ended(context: TableContext) -> tuple[sa.Table, sa.Column[int], tuple[sa.ColumnElement[bool], ...]]:
+    """Return the table of the rows, the column of their end, and the condition of those to delete."""
     start, upto = (sa.bindparam(name, type_=sa.BigInteger) for name in ("start", "upto"))
     is_keyed = context.options.turns_by is not None
     rows, at = (message_keys, message_keys.c.due_at) if is_keyed else (groups, groups.c.ended_at)
     its = (has_ended(context),) if is_keyed else (groups.c.table_id == context.table_id, *needless())
-    place = sa.literal_column(f"{rows.name}.ctid")
-    ended = sa.select(place).select_from(rows).where(*its, at >= start, at <= upto).order_by(at)
-    ended = ended.limit(_AT_ONCE).with_for_update(skip_locked=True).correlate(None)
-    # By places, because a planner that believes the catalogue empty would scan all rows for a join.
-    places = sa.func.array(ended.scalar_subquery())
-    return sa.delete(rows).where(place == sa.any_(places)).returning(at.label("ended_at"))
+    return rows, at, (*its, at >= start, at <= upto)
 
 
 @built_once(maxsize=256)

@@ -101,9 +101,11 @@ def _check_some(context: TableContext) -> tuple[str | None, int, int]:
     sweeps, saved, backend = context.sweeps, context.reached.saved, context.backend
     if context.sql.is_bounded and sweeps.after is None:
         sweeps.is_whole = not 0 <= backend.now_about() - saved.checked_whole_at < WHOLE_EVERY
+        sweeps.has_left = False
     last, found, processes = _look(context, sweeps.after, whole=sweeps.is_whole)
     healed = backend.transact(lambda own: settle_wrong(context, own, found), indexed=True) if found else 0
-    if context.sql.is_bounded and sweeps.is_whole and last is None:
+    sweeps.has_left |= healed < len(found)
+    if context.sql.is_bounded and sweeps.is_whole and last is None and not sweeps.has_left:
         saved.checked_whole_at = backend.now_about()
     return last, healed, processes
 

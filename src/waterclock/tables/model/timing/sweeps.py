@@ -32,6 +32,7 @@ class Sweeps:
     def __init__(self) -> None:
         self.due_at = moments.monotonic_ns() + _FIRST_AFTER  # when the next chunk is due, in ns of the monotonic clock
         self.is_whole = True  # whether this round looks for messages before the heads of groups, too
+        self.has_left = False  # whether this round has left wrong groups, because they were locked
         self._has_looked = False
         self._began_at = 0
         self._after: str | None = None
@@ -90,15 +91,13 @@ class ExpiredPlace:
         self._start = MIN_NS
 
     def begin(self) -> int:
-        """Begin a search; return when the messages to look for expired at the earliest, ns."""
-        now = moments.monotonic_ns()
-        if now < self._whole_at:
-            return self._start
-        self._whole_at = now + WHOLE_EVERY
-        return MIN_NS
+        """Return when the messages to look for expired at the earliest, ns."""
+        return self._start if moments.monotonic_ns() < self._whole_at else MIN_NS
 
-    def end(self, upto: int) -> None:
-        """Note that no message is left that expired until then, ns."""
+    def end(self, start: int, upto: int) -> None:
+        """Note that a search from ``start`` on left no message that expired until ``upto``, ns."""
+        if start == MIN_NS:
+            self._whole_at = moments.monotonic_ns() + WHOLE_EVERY
         self._start = upto
 
 
@@ -107,8 +106,7 @@ class EndedRows:
 
     The first search of a process finds all of them, because the process before it may have lived for less than
     `ENDED_FOR`. Each later one begins at the end of the last one, because an index keeps the entries of deleted rows
-    for as long as a transaction holds an old snapshot. Rows that were locked are left to the check of all groups, or to
-    the next process if they are those of keys.
+    for as long as a transaction holds an old snapshot. If some rows were locked, it begins at the first of them.
     """
 
     def __init__(self) -> None:
@@ -126,7 +124,7 @@ class EndedRows:
         return self._start, now - ENDED_FOR
 
     def end(self, upto: int, *, more: bool) -> None:
-        """Note that the rows are deleted of those that ended until then, ns, and whether there are more."""
+        """Note that no row is left of those that ended before then, ns, and whether the next search is due at once."""
         self._start = upto
         if more:
             self._due_at = 0
