@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,9 @@ from tests.tables.conftest import MovableClock
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
+from waterclock.tables.keys import key_rows
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.claiming import claim_keyed
 from waterclock.tables.model.claims.turns import deal
 
 MakeTable = Callable[..., MessageTable]
@@ -193,6 +196,25 @@ def test_many_messages_whose_keys_are_no_valid_text_hide_no_later_key(
     _put(fair, "b0")
     clock.now += 10**9
     assert _one_by_one(fair, 1) == ["b0"]
+
+
+@pytest.mark.both_servers
+def test_a_claim_of_one_passes_many_keys_whose_messages_were_cancelled_at_once(
+    fair: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = list(fair.put_many([{"payload": "x", "customer": f"k{number % 60}"} for number in range(120)]))
+    assert len(fair.receive(60)) == 60
+    fair.cancel(ids)
+    fair.put("live", customer="new")
+    searches: list[object] = []
+
+    def search(*of: Any) -> Any:
+        searches.append(of)
+        return key_rows.next_turns(*of)
+
+    monkeypatch.setattr(claim_keyed, "next_turns", search)
+    assert _one_by_one(fair, 1) == ["live"]
+    assert len(searches) <= 4
 
 
 def test_the_row_of_a_key_ends_if_its_last_message_is_cancelled(

@@ -222,10 +222,18 @@ def some_slept(context: TableContext) -> sa.ColumnElement[bool]:
     return sa.or_(*(sa.exists().where(_of_table(context), condition) for condition in conditions))
 
 
-def place_all(context: TableContext, connection: SqlConnection, states: Mapping[Place, KeyState], now: int) -> None:
+def place_all(
+    context: TableContext,
+    connection: SqlConnection,
+    states: Mapping[Place, KeyState],
+    now: int,
+    *,
+    keeps_turns: bool = False,
+) -> None:
     """Put locked rows where their messages belong. Those that are due are last in turn, in this order.
 
-    A row without messages stays as long as its rate limit needs it.
+    A row without messages stays as long as its rate limit needs it. If ``keeps_turns``, rows that are due stay as they
+    are.
     """
     if not states:
         return
@@ -245,7 +253,8 @@ def place_all(context: TableContext, connection: SqlConnection, states: Mapping[
             sleeping[place] = state.asleep(state.used_until if first is None else first)
         else:
             gone.append(place)
-    give_turns(context, connection, due)
+    if not keeps_turns:
+        give_turns(context, connection, due)
     put_off(context, connection, sleeping)
     if context.sql.keeps_ended:
         ended = {place: {"due_at": now, **_times(states[place].asleep(MAX_NS))} for place in gone}

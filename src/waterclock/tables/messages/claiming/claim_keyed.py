@@ -150,13 +150,30 @@ class _KeyedClaim:
         pace(context, connection, paused, states)
         unfinished = {place: had for place, had in dealt.unfinished.items() if place in served and place not in paused}
         keep_turns(context, connection, unfinished, states)
-        turns = {one: states[one] for one in served if one not in paused and one not in unfinished}
-        give_turns(context, connection, turns, last)
+        give_turns(
+            context,
+            connection,
+            {one: states[one] for one in served if one not in paused and one not in unfinished},
+            last,
+        )
         if wanted.where is None:
             left_over = {one: states[one]._replace(used_until=rates.used_until(one[0])) for one in short}
             place_all(context, connection, left_over, self._now)
         self._passed.update(short)
+        if found and not any(found.values()) and len(begun) == count:
+            self._pass_empty()
         return True
+
+    def _pass_empty(self) -> None:
+        """Put off many of the next keys without due messages at once, for example after these were cancelled.
+
+        Otherwise a claim of one message would examine the keys one by one.
+        """
+        context, connection = self._context, self._connection
+        begun = next_turns(context, connection, _KEYS_AT_ONCE, self._level, self._wanted.where)
+        passed = self._left | self._passed
+        states = {place: state_of(row) for place, row in begun.items() if place not in passed}
+        place_all(context, connection, states, self._now, keeps_turns=True)
 
     def _share(
         self, begun: Mapping[Place, int], places: Sequence[Place], flying: InFlight, rates: KeyRates
