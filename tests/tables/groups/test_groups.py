@@ -5,12 +5,14 @@ from types import ModuleType
 
 import pytest
 import sqlalchemy as sa
+from tests.support.statements import statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.grouped import names, put
 
 from waterclock.connection import Database
 from waterclock.errors import LeaseLostError, OrderError
 from waterclock.tables.groups import group_state
+from waterclock.tables.groups.routing import try_turn
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import claim_groups_in_steps
 
@@ -259,3 +261,17 @@ def test_nack_of_a_whole_claim_loses_no_message_of_a_group(
     assert table.nack(deliveries) == 5
     assert not any(one.lost for one in deliveries)
     assert all(one.over for one in deliveries)
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+def test_a_claim_looks_once_while_another_transaction_routes(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced", payload="text")
+    put(table, "a1")
+    with database.backend.engine.begin() as router:
+        assert try_turn(table.context, router)
+        with statements_of(database.backend, "orders_unrouted_idx") as seen:
+            assert table.receive(10) == []
+    assert len([text for text, _ in seen if "of_unassigned" in text]) == 1
+    assert names(table.receive(10)) == ["a1"]

@@ -59,15 +59,15 @@ def route(context: TableContext, connection: SqlConnection) -> None:
         route_new(context, connection)
 
 
-def route_new(context: TableContext, connection: SqlConnection, passed: Collection[str] | None = None) -> bool:
+def route_new(context: TableContext, connection: SqlConnection, passed: Collection[str] | None = None) -> bool | None:
     """Route the oldest new messages, and apply changes that plain SQL made in groups. Waits for no lock.
 
-    Returns whether there are more new messages than one transaction should route.
+    Returns whether there are more new messages than one transaction should route; None if another transaction routes.
 
     ``passed`` are the groups to skip; None: those with a message that the database refused.
     """
     if not (context.sql.one_writer or try_turn(context, connection)):
-        return False
+        return None
     start, most = context.reached.routed.value, min(context.sql.routed_at_once, _ROUTED_AT_ONCE)
     passed = set(context.refused_groups.now()) if passed is None and context.refused_groups.some else set(passed or ())
     while True:

@@ -68,6 +68,7 @@ class GroupClaim(ABC):
         self._expired = 0
         self.claimed: list[Claimed] = []  # the claimed messages
         self.more = False  # whether there are messages that were not examined
+        self.is_changed = False  # whether it has routed messages since it looked
         self.only_routes = False  # whether other transactions must route more messages before it claims
 
     @abstractmethod
@@ -83,9 +84,12 @@ class GroupClaim(ABC):
         self._now = top.now
         if top.unrouted:
             # Putting only inserts rows; consumers route them to their groups.
-            self.more = route_new(context, connection)
+            more = route_new(context, connection)
+            self.is_changed = more is not None
+            self.more = bool(more)
             self.only_routes = self.more and has_parts_left(context, self._part)
-            self._now = context.backend.now(connection)
+            if self.is_changed:
+                self._now = context.backend.now(connection)
         return top
 
     def take_all(self, top: Look, *, is_known: bool) -> None:
@@ -99,14 +103,14 @@ class GroupClaim(ABC):
         if not context.marks.had_enough:
             context.reached.forget()
             if self._after is not None and not top.unrouted and look(context, connection, self._me).unrouted:
-                self.more = route_new(context, connection)
+                self.more = bool(route_new(context, connection))
                 self._take_levels(None)
         elif self._after is None and not top.unrouted:
             context.reached.note(top.newest or 0)
         self.more |= self._expired > 0
 
     def _take_levels(self, top: Look | None) -> None:
-        if top is not None:
+        if top is not None and not top.unrouted:  # otherwise it has locked no groups
             self._free = (top.of_unassigned, top.free)
         take = self._take_both if self._context.options.ungrouped == "free" else self._take_groups
         for level in levels(self._context, self._connection, self._me, top):

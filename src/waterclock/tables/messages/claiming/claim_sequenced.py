@@ -29,7 +29,7 @@ def claim_sequenced(
     # Most claims find the groups that they lock in the first look.
     top = claim.route_new(locks=True)
     if not claim.only_routes:
-        claim.take_all(top, is_known=not top.unrouted)
+        claim.take_all(top, is_known=not claim.is_changed)
     return claim.claimed, claim.more
 
 
