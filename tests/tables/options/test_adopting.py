@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -91,9 +92,23 @@ def test_an_adopted_table_works_like_a_created_one(database: Database, clock: Mo
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)  # the only one whose statements name the index
-def test_messages_of_an_adopted_table_are_locked_by_the_index_of_seq(database: Database) -> None:
+@pytest.mark.parametrize(
+    ("theirs", "renamed", "expected"),
+    [(None, None, "seq"), ("seq", None, "seq_2"), (None, "an index", "an index")],
+    ids=["default", "name-taken", "renamed"],
+)
+def test_messages_of_an_adopted_table_are_locked_by_the_index_of_seq(
+    connect: Callable[..., Database], theirs: str | None, renamed: str | None, expected: str
+) -> None:
+    database = connect()
     make_documents(database)
+    if theirs is not None:
+        run(database, f"CREATE INDEX {theirs} ON orders(time_created)")
     table = database.create_table("orders", payload="text", adopt=True, groups="sequenced")
+    if renamed is not None:
+        run(database, f"ALTER TABLE orders RENAME INDEX seq TO `{renamed}`")
+        database = connect()
+        table = database.table("orders")
     table.put("a", group="g")
     with statements_of(database.backend, "orders") as seen:
         assert payloads(table) == ["a"]
@@ -102,7 +117,7 @@ def test_messages_of_an_adopted_table_are_locked_by_the_index_of_seq(database: D
     with database.backend.engine.connect() as connection:
         for text, values in locking.items():
             plan = connection.exec_driver_sql("EXPLAIN " + text, values).mappings().all()
-            assert [(row["key"], row["type"]) for row in plan if row["table"] == "orders"] == [("seq", "eq_ref")]
+            assert [(row["key"], row["type"]) for row in plan if row["table"] == "orders"] == [(expected, "eq_ref")]
 
 
 def test_a_plain_insert_without_an_id_gets_one_that_is_free(database: Database, clock: MovableClock) -> None:
@@ -114,6 +129,21 @@ def test_a_plain_insert_without_an_id_gets_one_that_is_free(database: Database, 
     ids = {delivery.id for delivery in table.receive()}
     assert len(ids) == 2
     assert 41 in ids
+
+
+def test_payloads_may_be_bytes(database: Database) -> None:
+    dialect = database.backend.dialect.name
+    kinds = {
+        "mysql": ("blob", "mediumblob", "longblob", "varbinary(99)"),
+        "postgresql": ("bytea",),
+        "sqlite": ("blob",),
+    }
+    for kind in kinds[dialect]:
+        name = f"orders_{kind[:4]}"
+        run(database, DOCUMENTS.replace("orders", name).replace("varchar(128)", kind))
+        table = database.create_table(name, payload="bytes", adopt=True)
+        table.put(b"\0\xff")
+        assert payloads(table) == [b"\0\xff"]
 
 
 @pytest.mark.parametrize("id_type", ["text", "uuid"])

@@ -36,7 +36,7 @@ _IDS: dict[IdType, tuple[type[TypeEngine[Any]], ...]] = {
     "uuid": (sa.Uuid, sa.String),
 }
 _PAYLOADS: dict[Payload, tuple[type[TypeEngine[Any]], ...]] = {
-    "bytes": (sa.LargeBinary, sa.types.BINARY, sa.types.VARBINARY),
+    "bytes": (sa.LargeBinary, sa.types.BINARY, sa.types.VARBINARY, mysql.MEDIUMBLOB, mysql.LONGBLOB),
     "text": (sa.String,),
     "json": (sa.JSON,),
 }

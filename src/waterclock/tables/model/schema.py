@@ -278,15 +278,15 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
 
     Raises `SchemaError` if the table is missing or lacks one of our columns.
     """
+    inspector = sa.inspect(connection)
     try:
-        columns = sa.inspect(connection).get_columns(name)
+        columns = inspector.get_columns(name)
     except exc.NoSuchTableError:
         raise SchemaError(
             f"message table {quoted(name)}: its SQL table is missing, because something other than Waterclock dropped"
             " the table"
         ) from None
     found = {column["name"]: column["type"] for column in columns}
-    is_adopted = any(column.get("comment") == ADOPTED for column in columns)
     for column in (*OWN_COLUMNS, *([MESSAGE_KEY] if options.turns_by else [])):
         if column not in found:
             raise SchemaError(f"message table {quoted(name)}: its SQL table has no column {column!r}. Add the column")
@@ -304,9 +304,17 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         is_partitioned=options.purge_by == "partition" and connection.dialect.name == "postgresql",
         is_keyed=options.turns_by is not None,
         is_jsonb=isinstance(found["message"], postgresql.JSONB),
-        seq_index="seq" if is_adopted else "PRIMARY",
+        seq_index=_seq_index(inspector, name) if connection.dialect.name in ("mysql", "mariadb") else "PRIMARY",
         longest_reason=getattr(found["last_error"], "length", None),
     )
+
+
+def _seq_index(inspector: sa.Inspector, name: str) -> str:
+    # In an adopted table, the server chose a name that no index of the user had. Read without another round trip.
+    indexes = (
+        () if inspector.get_pk_constraint(name)["constrained_columns"][:1] == ["seq"] else inspector.get_indexes(name)
+    )
+    return next((str(index["name"]) for index in indexes if index["column_names"][:1] == ["seq"]), "PRIMARY")
 
 
 def _column_type(declared: str, found: TypeEngine[Any]) -> TypeEngine[Any]:

@@ -345,7 +345,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         its = sa.and_(rows.c.seq == found.c.seq, still)
         columns = search(rows).selected_columns
         locked = sa.select(*columns).select_from(sa.outerjoin(found, rows, its))
-        return locked.with_hint(rows, f"FORCE INDEX ({rows.info[SEQ_INDEX]})").with_for_update(skip_locked=True)
+        return locked.with_hint(rows, f"FORCE INDEX (`{rows.info[SEQ_INDEX]}`)").with_for_update(skip_locked=True)
 
     def update_pairs(self, rows: sa.Table) -> tuple[sa.Update, sa.ColumnElement[int]]:
         """Update messages by their seqs. Only an outer join makes the server begin with the pairs."""
