@@ -63,6 +63,20 @@ def test_a_claim_of_one_continues_behind_many_that_expired(
     assert table.stats().expired == 7
 
 
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+def test_a_claim_passes_many_groups_whose_messages_expired_without_looking_at_each(
+    make_table: MakeTable, clock: MovableClock, database: Database, policy: str
+) -> None:
+    table = make_table(groups=policy)
+    table.put_many([{"payload": "stale", "group": f"g{number}", "expires_at": soon(clock)} for number in range(150)])
+    table.put("fresh", group="h")
+    clock.move("20s")
+    with statements_of(database.backend, "orders") as seen:
+        assert payloads(table, 1) == ["fresh"]
+    assert table.stats().expired == 150
+    assert len(seen) < 150
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"columns": {"customer": "text"}, "fair_by": "customer"}], ids=["plain", "fair"]
 )

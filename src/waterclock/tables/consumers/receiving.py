@@ -27,7 +27,7 @@ from waterclock.tables.messages.claiming.group_levels import own_groups_due
 from waterclock.tables.messages.claiming.lost_claims import TakenBefore, numbered, trying
 from waterclock.tables.messages.claiming.refused_claims import claim_past, claim_refused_again, excluding
 from waterclock.tables.messages.finishing.dead_letters import bury_claimed, dies_when_given_back, is_exhausted
-from waterclock.tables.messages.finishing.expiring import expire_claimed, expire_some
+from waterclock.tables.messages.finishing.expiring import expire_claimed, expire_more
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 from waterclock.tables.messages.upkeep.reconcile import heal
 from waterclock.tables.model.claims.claim import Claimed, Unanswered, Wanted
@@ -183,7 +183,7 @@ def _take(
         if deliveries:
             return deliveries
         if len(claimed) == most and all(one.expired for one in claimed):
-            _expire_more(context)
+            expire_more(context)
 
 
 def hand_over(
@@ -287,19 +287,7 @@ def _remove(context: TableContext, remove: Callable[[SqlConnection], None]) -> N
     try:
         context.backend.transact(remove)
     except WaterclockError as error:  # the consumer already has the other messages
-        _warn(context, error)
-
-
-def _expire_more(context: TableContext) -> None:
-    """Remove many expired messages at once: claims of a few messages would take minutes to pass ten thousand."""
-    try:
-        expire_some(context, pieces=1)
-    except WaterclockError as error:  # claims remove them, too
-        _warn(context, error)
-
-
-def _warn(context: TableContext, error: WaterclockError) -> None:
-    _log.warning("cannot remove expired and cancelled messages from table %s: %s", context.name, error)
+        _log.warning("cannot remove expired and cancelled messages from table %s: %s", context.name, error)
 
 
 def pause(

@@ -339,8 +339,11 @@ def _as_not_begun(names: Iterable[str], row: _Row) -> _Row:
     return SimpleNamespace(**{name: getattr(row, name) for name in names} | before)
 
 
-_EXPIRED_AT_MOST = 1000
-"""Number of expired messages after which a claim looks for no more groups: the next transaction continues."""
+_EXPIRED_AT_MOST = 10
+"""Number of expired messages after which a claim looks for no more groups.
+
+The next transaction continues, after many expired messages have been removed at once, without looking at each group.
+"""
 
 _NONE: list[_Row] = []
 _position = attrgetter("position")

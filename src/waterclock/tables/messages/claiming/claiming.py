@@ -34,6 +34,7 @@ from waterclock.tables.messages.claiming.claim_keyed import Examined, claim_keye
 from waterclock.tables.messages.claiming.claim_sequenced import claim_sequenced
 from waterclock.tables.messages.claiming.group_levels import next_group_due
 from waterclock.tables.messages.claiming.lost_claims import TakenBefore, trying
+from waterclock.tables.messages.finishing.expiring import expire_more
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.schema import is_waiting
 
@@ -151,6 +152,7 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
             note_claimed(context)
         if claimed or not more:  # claimable messages may lie behind a hundred thousand of a leased group
             return claimed
+        expire_more(context)  # or behind expired ones
 
 
 def _claim_keyed(context: TableContext, wanted: Wanted) -> list[Claimed]:
