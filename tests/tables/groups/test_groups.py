@@ -10,8 +10,10 @@ from tests.tables.conftest import MovableClock
 from tests.tables.grouped import names, put
 
 from waterclock.connection import Database
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import LeaseLostError, OrderError
-from waterclock.tables.groups import group_state
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.groups import group_state, routing
 from waterclock.tables.groups.routing import try_turn
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import claim_groups_in_steps
@@ -38,6 +40,28 @@ def test_a_group_that_is_out_does_not_block_others(sequenced: MessageTable) -> N
 def test_one_claim_takes_messages_of_several_groups_each_in_order(sequenced: MessageTable) -> None:
     put(sequenced, "a1", "b1", "a2", "b2", "b3")
     assert names(sequenced.receive(4)) == ["a1", "a2", "b1", "b2"]
+
+
+def test_a_claim_ends_while_messages_are_put_faster_than_it_routes_them(
+    sequenced: MessageTable,
+    limit: Callable[[ModuleType, str, int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put(sequenced, "a1")
+    assert names(sequenced.receive()) == ["a1"]
+    limit(routing, "_ROUTED_AT_ONCE", 2)
+    parts = iter(range(9))
+
+    def route_and_put_more(context: TableContext, connection: SqlConnection) -> bool:
+        assert next(parts, None) is not None, "the claim does not end"
+        more = routing.route_new(context, connection)
+        for _ in range(3):
+            connection.execute(sa.insert(context.rows).values(group_id="a"))
+        return more
+
+    monkeypatch.setattr(claim_groups_in_steps, "route_new", route_and_put_more)
+    put(sequenced, *["a"] * 5)
+    assert sequenced.receive() == []
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)  # the only one that names each group's positions

@@ -304,6 +304,21 @@ def has_parts_left(context: TableContext, part: int | None) -> bool:
     return part is not None and part * context.sql.routed_at_once < _ROUTED_AT_ONCE
 
 
+def first_and_newest(context: TableContext, connection: SqlConnection) -> tuple[int | None, int | None]:
+    """Return the seq of the message to route next, and the greatest seq."""
+    first, newest = connection.execute(_first_and_newest(context), {"start": context.reached.routed.value}).one()
+    return first, newest
+
+
+@built_once(maxsize=256)
+def _first_and_newest(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    first = context.sql.by_unrouted_index(sa.select(rows.c.seq), rows).where(unrouted_from(context, rows, "start"))
+    first = first.order_by(*context.sql.routing_order(rows)).limit(1)
+    newest = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
+    return sa.select(first.scalar_subquery(), newest.scalar_subquery())
+
+
 def _add_groups(
     context: TableContext, connection: SqlConnection, names: Sequence[str], firsts: dict[str, int]
 ) -> set[str]:

@@ -16,6 +16,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import ConstraintError, WaterclockError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
+from waterclock.tables.groups.routing import first_and_newest, has_parts_left
 from waterclock.tables.keys.key_rows import keys_due
 from waterclock.tables.keys.turn_levels import lows_of
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
@@ -127,6 +128,7 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
     durable = context.options.max_attempts is not None
     is_again = False
     part = 0
+    last: int | None = None  # the greatest seq to route
     is_searched = context.sql.marks_late and not context.sql.is_bounded
     if is_searched:
         advance_routed(context)
@@ -153,6 +155,12 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
         if claimed or not more:  # claimable messages may lie behind a hundred thousand of a leased group
             return claimed
         expire_more(context)  # or behind expired ones
+        if not has_parts_left(context, part):
+            # Messages that are put from now on wait for the next claim. Otherwise this one might never end.
+            first_new, newest = context.backend.alone(partial(first_and_newest, context), durable=False)
+            last = newest if last is None else last
+            if first_new is not None and last is not None and first_new > last:
+                return []
 
 
 def _claim_keyed(context: TableContext, wanted: Wanted) -> list[Claimed]:
