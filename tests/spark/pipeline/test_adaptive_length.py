@@ -47,7 +47,7 @@ PIPELINE = """\
 [source]
 url = "sqlite:///{folder}/f.db"
 topic = "telemetry"
-max_messages_per_trigger = 110
+max_messages_per_trigger = 150
 
 [batching]
 by = "rate"
