@@ -1,8 +1,9 @@
 """Waits for messages on behalf of all waiters of a database, in one thread.
 
 Waiters with the same request share a *watch*. The thread looks up when the messages of each watch are due. It sleeps
-until the first message is due or something changes, and then wakes one waiter of that watch. This waiter claims, and
-reports whether it found a message. Only then is the next waiter woken, so one message does not wake all waiters.
+until the first of these messages is due or something changes. Then it wakes one waiter of each watch that may have a
+due message. This waiter claims, and reports whether it found a message. Only then is the next waiter of its watch
+woken, so one message does not wake all waiters.
 """
 
 from __future__ import annotations

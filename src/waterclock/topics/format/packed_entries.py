@@ -1,6 +1,6 @@
 """Packs and unpacks entries of few messages. A packed entry is a tenth the size of an Arrow entry.
 
-After the frame (`waterclock.checksum`), all numbers are little-endian:
+An entry begins with the frame (`waterclock.checksum`). These fields follow, with little-endian numbers:
 
 - the number of messages (uint16), and the number of headers of all messages together (uint16);
 - for each message: event_time, publish_time, receive_time (int64 each), the lengths of source, stream and payload

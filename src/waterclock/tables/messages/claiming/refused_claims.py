@@ -2,9 +2,9 @@
 
 A refused claim is tried again with fewer and fewer messages, down to its first message or its first group. If this last
 claim is refused, too, the next tries skip more and more of the first messages. If later messages can then be claimed,
-the refused messages are skipped for `PASSED_BY_FOR`. Messages that were skipped together with them are tried soon
+the messages before them are skipped for `PASSED_BY_FOR`. Those of them that were never refused alone are tried soon
 afterwards, a few at a time. If no later message can be claimed, the cause is not a single message, and nothing is
-recorded. A claim that is refused soon afterwards is not tried with fewer messages (`Narrowing`).
+skipped. For a while after such a failed search, refused claims are not tried with fewer messages (`Narrowing`).
 """
 
 from __future__ import annotations

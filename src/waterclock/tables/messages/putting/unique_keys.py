@@ -1,10 +1,10 @@
-"""Deduplicates messages by keys that producers choose: at most one message with a key waits at a time.
+"""Deduplicates messages by keys that producers choose: of all messages with the same key, at most one waits at a time.
 
 A key's row in the catalogue names the message that was last put with this key. A put with the key locks the row until
 its transaction ends, so puts with one key run one after another. A message keeps its key until it is claimed, or until
 it is acked or dead; the producer chooses which. The message's row shows whether that has happened, so claims, acks,
-nacks and plain SQL need not know about keys. A message that returns to the table cannot conflict with one that was put
-meanwhile.
+nacks and plain SQL need not know about keys. A retried message that gave up its key when it was claimed does not get
+the key back, so it cannot conflict with a message that was put with this key meanwhile.
 
 In a caller's transaction, a put also locks the existing message, so that no consumer takes it before the caller's own
 data are visible.
