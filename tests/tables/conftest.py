@@ -14,6 +14,7 @@ from tests.tables.kinds import KINDS
 from waterclock.connection import Database
 from waterclock.database.per_database_cache import forget_built
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.claiming import bounded_rows
 
 _CLOCK = MovableClock()
 
@@ -41,6 +42,13 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Generator[Callable[[ModuleType, st
     yield set_limit
     monkeypatch.undo()
     forget_built()
+
+
+@pytest.fixture
+def bounds_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no claim look for new lower bounds, which takes further statements after some time."""
+    for name in ("_ADVANCE_IN_PAIRS_EVERY", "_ADVANCE_IDLE_EVERY"):
+        monkeypatch.setattr(bounded_rows, name, 3_600.0)
 
 
 @pytest.fixture

@@ -171,6 +171,7 @@ def test_routing_looks_up_each_message_by_its_key(make_table: Callable[..., Mess
     assert "Seq Scan" not in plan
 
 
+@pytest.mark.usefixtures("bounds_stay")
 def test_a_claim_and_an_ack_are_a_few_statements(
     sequenced: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
