@@ -95,7 +95,7 @@ def test_a_second_backup_copies_new_files_and_removes_old_ones(
 def test_a_folder_with_something_else_is_refused_by_name(source: wc.Database, folder: Path, sqlite_url: str) -> None:
     folder.mkdir()
     (folder / "precious").touch()
-    with pytest.raises(InvalidArgumentError, match=f"must be new, empty or .*, got {folder}"):
+    with pytest.raises(InvalidArgumentError, match=f"must be a new folder, an empty folder, or .*, got {folder}"):
         source.backup(folder)
     with pytest.raises(InvalidArgumentError, match=r"got the file .*precious"):
         source.backup(folder / "precious")

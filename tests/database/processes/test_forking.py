@@ -160,7 +160,7 @@ def test_a_child_that_cut_a_call_short_is_refused_at_once(tmp_path: Path, monkey
     def work() -> str:
         beside.put("child")
         with pytest.raises(
-            UnavailableError, match=r"cannot use .*a\.db in this process: when it was forked, a call of another"
+            UnavailableError, match=r"cannot use .*a\.db in this process: when the process was forked, another thread"
         ):
             table.put("child")
         with pytest.raises(UnavailableError, match=r"cannot use .*a\.db in this process"):

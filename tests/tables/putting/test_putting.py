@@ -171,7 +171,7 @@ def test_a_delay_without_end_is_the_largest_time(orders: MessageTable) -> None:
 
 @pytest.mark.one_database
 def test_no_further_column_is_named_as_an_argument(make_table: Callable[..., MessageTable]) -> None:
-    with pytest.raises(InvalidArgumentError, match="that Waterclock uses, got 'delay'"):
+    with pytest.raises(InvalidArgumentError, match="that Waterclock does not use itself, got 'delay'"):
         make_table(columns={"delay": "bigint"})
 
 
