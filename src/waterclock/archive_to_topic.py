@@ -1,10 +1,10 @@
 """Moves acked messages of a message table into a topic, each exactly once.
 
-A producer with numbered messages appends some messages to the topic; then they are deleted from the table. If the
-process is killed in between, these messages are in both. The next process takes over the producer, so the killed
-process can append no more. Then it reads the producer's last append from the topic, deletes those messages from the
-table, and only then archives more. So no message is archived twice, even if more rows are due by then, or if the table
-and the topic are in different databases.
+A process appends some messages to the topic, as a producer with numbered messages, and then deletes them from the
+table. If the process is killed between the append and the deletion, the messages are in both the topic and the table.
+The next process takes over the producer, so the killed process can append no more. The next process then reads the
+producer's last append from the topic, deletes its messages from the table, and only then archives more. So no message
+is archived twice, even if more rows are due by then, or if the table and the topic are in different databases.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 SQLite's backup function copies pages, so the copy equals the database byte for byte. It includes the tables of other
 programs. Unlike VACUUM INTO, it needs none of the functions and collations that these tables use, and it keeps row
 numbers. But if another process commits between two steps of the backup, SQLite begins the backup again. So in a busy
-database, a backup might never end. A read transaction on the connection prevents that, because all steps then see the
-same snapshot. Writers do not wait for this transaction, but the write-ahead log grows while it lasts.
+database, a backup might never end. A read transaction on the connection prevents this restart, because all steps of the
+backup then see the same snapshot. Writers do not wait for this transaction, but the write-ahead log grows while it
+lasts.
 """
 
 from __future__ import annotations

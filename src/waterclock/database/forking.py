@@ -3,9 +3,9 @@
 If two processes used one connection, each would get answers meant for the other. SQLite is worse: it records in memory
 which locks the process holds, and a fork copies that memory but not the locks. A child then works without the locks,
 even on connections that it opens itself, and its parent may remove the log to which the child writes. A child also
-inherits SQLite's internal locks, and has no thread to release those that another thread held during a call. So a fork
-waits until other threads' calls on SQLite end, and closes idle connections, so that no child inherits them. A child
-leaves connections to servers alone if the parent still uses them.
+inherits SQLite's internal locks, and has no thread to release the locks that another thread held during a call. So a
+fork waits until other threads' calls on SQLite end, and closes idle connections, so that no child inherits them. A
+child leaves connections to servers alone if the parent still uses them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The accepted messages of one source that are not in a batch yet. Only the contents of the first window are computed.
 
 A window's contents depend on its start and on later messages, but never on earlier messages. So a message out of order
-may change all windows after its own. Computing all of them again for each message would take quadratic time in a
-backlog. Therefore later messages wait, in order of event time. The first window takes them in one by one, when the
-clock reaches them. If a conflict or an older message moves messages out of that window, they wait again.
+may change all windows after its own. Computing all windows again for each message would take quadratic time in a
+backlog. Therefore later messages wait, in order of event time. The first window takes in the waiting messages one by
+one, when the clock reaches them. If a conflict or an older message moves messages out of the first window, these
+messages wait again.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ all differences, as in Moon, Skelly and Towsley, "Estimation and removal of cloc
 (1999). The line's slope is the drift.
 
 A difference below the line by more than `TOLERANCE` shows that the clock was set forward. A difference far above the
-line usually means that the message is late. But if its event time is also earlier than the event times of earlier
-messages, the clock was set back. If a clock was set, the line and its points are shifted by the same amount, and the
-known drift is kept.
+line usually means that the message is late. But if the message's event time is also earlier than the event times of
+earlier messages, the clock was set back. If a clock was set, the line and its points are shifted by the same amount,
+and the known drift is kept.
 
 The functions take a row of integers, either a NumPy row or a list, so that `RateAwareBatcher`, the batching of columns
 and Spark share this code.

@@ -1,9 +1,9 @@
 """The starts of earlier windows. A start identifies a batch, so every window needs a different start.
 
 Each window usually starts a whole number of window lengths after the one before. So starts are stored as runs: a first
-start, a last start, and a step. After a stall, a window may be placed before existing windows. The windows after it
-must not use an existing start again. The number of runs is bounded: if there are too many, the earliest are merged into
-one, in which every start counts as taken.
+start, a last start, and a step. After a stall, a window may be placed before existing windows. The windows after the
+inserted window must not use an existing start again. The number of runs is bounded: if there are too many runs, the
+earliest runs are merged into one run, in which every start counts as taken.
 """
 
 from __future__ import annotations

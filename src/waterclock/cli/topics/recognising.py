@@ -2,8 +2,8 @@
 
 The first message of a file determines the name of its producer. The transaction of each append also stores a checksum
 of all messages of the file up to the end of the append. A file is recognized if it begins with exactly the messages
-that were appended. The rest may differ: the file may have grown, and messages that were not yet appended may have been
-corrected.
+that were appended. The rest of the file may differ: the file may have grown, and messages that were not yet appended
+may have been corrected.
 
 If a file shares only its first message with an appended file, it is another file, with its own producer. If it shares
 more messages, but not all that were appended, its appended part was changed, and the file is refused: appending it

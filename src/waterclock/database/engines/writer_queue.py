@@ -2,12 +2,13 @@
 
 Without a queue, a writer that finds the file busy can only sleep and retry. It may starve for seconds while others
 write without a pause. In the queue, writers take turns. The threads of a process queue in order of arrival. The first
-of them waits for the lock of a file next to the database (``FILE-turn``). The kernel passes that lock on as soon as it
-is free, and releases it if a process dies. The file is created when two processes meet for the first time.
+thread in the queue waits for the lock of a file next to the database (``FILE-turn``). The kernel passes that lock on as
+soon as it is free, and releases it if a process dies. This lock file is created when two processes meet for the first
+time.
 
 A turn is only cooperative: SQLite's own lock protects the data. A writer waits at most `LONGEST_WAIT` for its turn, and
-then tries without it. So a process that is frozen during its turn blocks others no longer than that. If a writer fails
-for `LONGEST_WAIT` during its turn, it ends the turn, so that others can write, and goes on trying.
+then tries without it. So a process that is frozen during its turn blocks others for at most `LONGEST_WAIT`. If a writer
+fails for `LONGEST_WAIT` during its turn, it ends the turn, so that others can write, and goes on trying.
 """
 
 from __future__ import annotations

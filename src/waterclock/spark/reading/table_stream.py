@@ -1,10 +1,10 @@
 """Reads a message table as a stream: claims messages, passes them to Spark, and acks them when Spark has finished.
 
 An offset is JSON in the query's checkpoint, and holds the ids that its micro-batch claimed, each with its epoch. So a
-micro-batch that is run again, even after a restart, has the same messages. They are acked only after Spark has recorded
-in its checkpoint that the micro-batch is finished. Until then, this process extends their leases. An offset also has
-the time of the table's creation. If the table was dropped and created again since, the checkpoint is refused, because
-its ids may name other messages.
+micro-batch that is run again, even after a restart, has the same messages. The messages are acked only after Spark has
+recorded in its checkpoint that the micro-batch is finished. Until then, this process extends their leases. An offset
+also has the time of the table's creation. If the table was dropped and created again since, the checkpoint is refused,
+because its ids may name other messages.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ is the number of messages before the position, so the difference of two ordinals
 topic's origin. A later topic of the same name has another origin, and refuses the checkpoint.
 
 The start of a stream is recorded as it was requested (``{"position": "earliest"}``, ``{"event_time": …}``), without an
-ordinal, and looked up when needed. Spark asks for it again when it repeats the first micro-batch, and must get the same
-answer even if the topic has grown. If the topic is empty, the end offset of the first micro-batch also holds the
-requested start.
+ordinal, and looked up when needed. Spark asks for the start again when it repeats the first micro-batch, and must get
+the same answer even if the topic has grown. If the topic is empty, the end offset of the first micro-batch also holds
+the requested start.
 
 A start that depends on the time (``{"position": "latest"}``, ``{"event_time": "2h"}``) is looked up once. The first
 micro-batch then has no messages, and its end offset holds the position found. For a start that does not depend on the

@@ -1,7 +1,7 @@
 """Finds the first messages of groups without reading the index entries of acked messages.
 
-MariaDB begins a search at a lower bound only if the bound is a constant. Otherwise it reads all index entries of a
-group. These include the entries of acked messages, which remain while a transaction holds an old snapshot.
+MariaDB begins a search at a lower bound only if the bound is a constant. Otherwise MariaDB reads all index entries of a
+group, including the entries of acked messages, which remain while a transaction holds an old snapshot.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ On PostgreSQL, such a row stays for some minutes (`TableDialect.keeps_ended`).
 No statement waits for a row's lock.
 
 A row has a time before which none of its routed messages is due (``first_at``). Searches for messages of the key begin
-there, past the index entries of finished messages. Only a process that has locked the row changes this time. The time
-is exact: all messages that may be due earlier are unrouted, and the process that routes them lowers the time.
+at this time, past the index entries of finished messages. Only a process that has locked the row changes ``first_at``.
+The value is exact: all messages that may be due earlier are unrouted, and the process that routes them lowers
+``first_at``.
 
 Between two other times of the row (``gap_from``, ``gap_to``), none of its routed messages is due. The index holds many
-dead entries in this gap: the ends of leases whose messages were acked in time. No search reads them, because a claim
-that took all due messages postpones the row until the gap ends. Messages before the gap are unclaimed, and a trigger
-makes them unrouted if a statement postpones them. So no message gets into the gap.
+dead entries in this gap: the ends of leases whose messages were acked in time. No search reads these dead entries,
+because a claim that took all due messages postpones the row until the gap ends. Messages before the gap are unclaimed,
+and a trigger makes them unrouted if a statement postpones them. So no message gets into the gap.
 """
 
 from __future__ import annotations

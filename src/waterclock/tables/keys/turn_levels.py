@@ -5,8 +5,8 @@ row moves to another place in the index of turns, and with each pause to another
 The entries of earlier places remain while a transaction holds an old snapshot.
 
 A turn is stored as a time. Neither a turn nor the end of a pause is in the past when it is written, so nothing new
-appears below the current time. Searches therefore begin at lower bounds. Each priority has two: one for the turns of
-waiting rows, and one for the times at which sleeping rows wake.
+appears below the current time. Searches therefore begin at lower bounds. Each priority has two lower bounds: one for
+the turns of waiting rows, and one for the times at which sleeping rows wake.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Moves a topic's files to another store, or records the new location of a store that was moved.
 
 A topic's files are copied under the same names, read back and compared. Then one transaction takes the topic's lock,
-and checks that every file of the topic's ledgers was copied. If so, it switches the topic to the new store. A sealer or
-compactor that still has the former store open fails when it commits (`pending_files.forget_pending`). Readers find the
-former files during the grace time. After a kill at any point, the topic lies wholly in one of the two stores.
+and checks that every file of the topic's ledgers was copied. If every file was copied, the transaction switches the
+topic to the new store. A sealer or compactor that still has the former store open fails when it commits
+(`pending_files.forget_pending`). Readers find the former files during the grace time. After a kill at any point, the
+topic lies wholly in one of the two stores.
 
 Each copy is recorded before it is written, as `IDENTITY:NAME`, the form for files in another store. If a relocation is
 killed, the next one takes over its files, or a sweep removes them once its lease has ended.

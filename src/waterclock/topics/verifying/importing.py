@@ -6,9 +6,9 @@ facts. Only ledgers that the catalogue lacks are imported: those in a gap, those
 the topic is empty. Ledgers that were deleted on purpose stay deleted.
 
 Databases may share a store, so a topic takes only files with its own origin, the random id of a topic. A topic that has
-never held a message may have been created again after its catalogue and origin were lost. So it takes the files with
-its name, if they all have the same origin, and adopts that origin. Another database may still use these files, so an
-imported file is never deleted.
+never held a message may have been created again after its catalogue and origin were lost. So such a topic takes the
+files with its name, if all these files have the same origin, and adopts that origin. Another database may still use
+these files, so an imported file is never deleted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Looks up rows by their keys, and finds the newest version of each row first.
 
 While a transaction holds an old snapshot, an index keeps an entry for each earlier version of a row. A search that
-meets the newest version first does not read these entries.
+meets the newest version first does not read the entries of earlier versions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finds unrouted (new) messages on PostgreSQL, in tables whose keys take turns, without reading dead index entries.
 
 The index is ordered by blocks of ``seq``, the number of a row, and within a block by key. A search begins at a lower
-bound. So it skips the entries of earlier messages, which remain while a transaction holds an old snapshot. If many
-messages of one key wait, the search finds the other keys without reading all these messages.
+bound. So the search skips the entries of earlier messages, which remain while a transaction holds an old snapshot. If
+many messages of one key wait, the search finds the other keys without reading all these messages.
 """
 
 from __future__ import annotations

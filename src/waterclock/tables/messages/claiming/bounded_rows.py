@@ -2,7 +2,7 @@
 
 For each priority, no message has a due time before the bound, except late messages: plain SQL, ``put(at=)`` and
 ``reschedule`` may set a due time in the past. A trigger marks late messages (`is_late`), and they have an index of
-their own. A bound advances after searches have found nothing before it:
+their own. A bound advances after searches have found nothing before it. The database determines which searches:
 
 - If a snapshot tells which transactions it sees (`TableDialect.seen_by`), as `ProvenBound` describes.
 - Otherwise two searches must find nothing. The first also sees uncommitted messages. The second sees only committed

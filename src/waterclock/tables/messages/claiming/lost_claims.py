@@ -2,9 +2,9 @@
 
 An exclusive group stays with its consumer. If the consumer does not know that it holds messages of the group, its next
 claim would hand out later messages. So if a claim got no answer, the next claim first looks for the messages of the
-lost claim. For a while, all later claims of the consumer look for them, too, because the server may still execute the
-lost claim. A claim that looks for messages holds the lock of the consumer's row, which every claim needs, so no other
-claim can intervene. The search waits only for claims and heartbeats of this consumer.
+lost claim. For a while, all later claims of the consumer look for these messages, too, because the server may still
+execute the lost claim. A claim that looks for messages holds the lock of the consumer's row, which every claim needs,
+so no other claim can intervene. The search waits only for claims and heartbeats of this consumer.
 """
 
 from __future__ import annotations

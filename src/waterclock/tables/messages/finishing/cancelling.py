@@ -1,8 +1,8 @@
 """Cancels messages: removes a waiting message at once, and notifies the consumer of a leased message.
 
-A cancelled message gets the earliest possible expiry time. So the rules for expired messages prevent it from being sent
-and from blocking others. A leased message stays with its consumer until it is acked or returned, or its lease ends. So
-no message of its group overtakes it.
+A cancelled message gets the earliest possible expiry time. So the rules for expired messages prevent the message from
+being sent and from blocking other messages. A leased message stays with its consumer until it is acked or returned, or
+its lease ends. So no message of its group overtakes it.
 """
 
 from __future__ import annotations

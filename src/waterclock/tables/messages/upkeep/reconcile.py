@@ -6,8 +6,8 @@ code has a bug. So consumers check the groups of a table once every ``poll_inter
 findings are verified under the groups' locks before anything is changed.
 
 A check reads the messages of each group from the first unfinished one (the head). On PostgreSQL, one check in
-`WHOLE_EVERY` also looks for unfinished messages before the head. It is rare because it reads all finished messages that
-an old snapshot shows.
+`WHOLE_EVERY` also looks for unfinished messages before the head. This check is rare because it reads all finished
+messages that an old snapshot shows.
 """
 
 from __future__ import annotations

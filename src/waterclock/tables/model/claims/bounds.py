@@ -2,8 +2,8 @@
 
 A server keeps the index entries of dead rows while a transaction, such as a report or a forgotten session, holds a
 snapshot that shows them. No bound passes a message that a claim could still find. A search that found nothing moves the
-bound to the last position that it read. It does so only after all transactions that were open during the search have
-ended, because they may still commit a message below that position.
+bound to the last position that it read. The bound moves only after all transactions that were open during the search
+have ended, because they may still commit a message below that position.
 """
 
 from __future__ import annotations
