@@ -33,7 +33,7 @@ def first_of(
 
 
 def _not_passed(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a message is not before the head of its group, or the tail if there is no head.
+    """Return the condition that a message is at or behind its group's head, or the tail of a group without a head.
 
     New messages go behind the tail. So no scan meets the index entries of acked messages, which a server keeps for as
     long as a transaction holds an old snapshot.
