@@ -89,6 +89,32 @@ class Press:
         self.wait_for(process, "commits", begun + 1)  # and the next, if that one had just ended
         assert executors_of([process]) != [executor]
 
+    def kill_workers(self, process: subprocess.Popen[str]) -> None:
+        """Kill what runs Python in tasks, while a micro-batch writes; the pipeline then ends it without a restart."""
+        begun, killed = self.wait_for_output(process), workers_of(process)
+        for worker in killed:
+            os.kill(worker, signal.SIGKILL)
+        self.wait_for(process, "commits", begun + 1)  # as above
+        assert killed
+        assert not killed & workers_of(process)
+
+    def pause(self, process: subprocess.Popen[str]) -> None:
+        """Stop a driver after an output of a micro-batch and before the commit."""
+        while True:
+            begun = self.wait_for_output(process)
+            os.killpg(process.pid, signal.SIGSTOP)
+            if self.count("commits") < begun:
+                return
+            os.killpg(process.pid, signal.SIGCONT)
+
+    def wait_for_output(self, process: subprocess.Popen[str]) -> int:
+        """Wait until a micro-batch has written its rejected messages, before its batches; return its number, from 1."""
+        rejected = self.database.topic("rejected")
+        self.wait_until(process, lambda: self.count("offsets") > self.count("commits"))
+        begun, before = self.count("offsets"), rejected.head
+        self.wait_until(process, lambda: rejected.head > before or self.count("commits") >= begun)
+        return begun if self.count("commits") < begun else self.wait_for_output(process)
+
     def kill(self, process: subprocess.Popen[str]) -> None:
         """Kill the Python that the pipeline was started as, and nothing else; wait until all that it started ends."""
         process.kill()
@@ -110,14 +136,15 @@ class Press:
         assert summary["lag"] == 0
         self.check(closed)
 
-    def finish_here(self, spark: SparkSession) -> None:
-        """Let this process's Spark take over as the driver, and check that every output has its rows once."""
+    def finish_here(self, spark: SparkSession) -> dict[str, bytes]:
+        """Let this process's Spark take over as the driver, check that every output has its rows once, return them."""
         closed = self.close_windows()
         pipeline = read(self.file)
         rest_at_once = replace(pipeline, source=replace(pipeline.source, max_messages_per_trigger=10_000))
         [progress] = run_pipelines(spark, [rest_at_once], once=True)
         assert progress.lag == 0
         self.check(closed)
+        return closed
 
     def close_windows(self) -> dict[str, bytes]:
         """Append what closes every window of before, and return the batches."""
@@ -145,18 +172,45 @@ class Press:
         return json.loads(said)
 
 
+def workers_of(process: subprocess.Popen[str]) -> set[int]:
+    """Find the processes with which those end that run Python in the tasks of a driver."""
+    return {
+        number
+        for number, words in processes_of([process]).items()
+        if words.endswith(b"worker_daemon\0pyspark.worker\0")
+    }
+
+
 def take_over(press: Press, first: subprocess.Popen[str], second: subprocess.Popen[str], moment: str) -> None:
     """Check that a driver that was stopped in its first micro-batch gives way to a second one."""
     [entry] = press.entries()
     press.wait_until(second, lambda: press.entries() not in ([entry], []))
     if moment == "committed":
         press.wait_for(second, "commits", 1)
+    resume_overtaken(press, first)
+
+
+def resume_overtaken(press: Press, first: subprocess.Popen[str]) -> None:
     os.killpg(first.pid, signal.SIGCONT)
     first.communicate(timeout=PATIENCE_S)
     assert first.returncode == 1
     assert "another run has taken over the checkpoint" in (press.folder / "stderr").read_text()
 
 
+def test_a_pipeline_that_loses_its_workers_and_is_taken_over_in_a_micro_batch_writes_everything_once(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    press = Press(tmp_path)
+    press.append(entries=30)
+    with press.running("local[1,2]") as first:  # a failed task is tried again
+        press.kill_workers(first)
+        press.pause(first)
+        closed = press.finish_here(spark)
+        resume_overtaken(press, first)
+    press.check(closed)
+
+
+@pytest.mark.slow  # a driver costs 30 s of processor time, an executor 15 s
 def test_a_pipeline_that_loses_an_executor_is_taken_over_and_then_killed_writes_everything_once(
     tmp_path: Path, spark: SparkSession
 ) -> None:
