@@ -25,6 +25,7 @@ from waterclock.tables.model.claims.bounds import CLOCK_STEP, GroupBounds, Prove
 from waterclock.tables.model.claims.claim import FIRST_SEQ
 from waterclock.tables.model.schema import CANCELLED
 from waterclock.tables.model.timing.sweeps import ENDED_FOR, WHOLE_EVERY
+from waterclock.time import MIN_NS
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # the only one that counts buffers
 
@@ -186,10 +187,25 @@ def test_a_check_of_groups_passes_over_finished_messages_and_earlier_versions_of
     assert pages_of_check(table, database) < 150  # it has just looked everywhere
 
 
-def pages_of_check(table: MessageTable, database: Database) -> int:
-    table.context.sweeps.due_at = 0
+@pytest.mark.usefixtures("held")
+def test_a_check_of_all_messages_of_one_group_does_not_read_those_of_others(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="exclusive")
+    table.put_many([{"payload": "x" * 1000, "group": group} for group in ["z", *"abcdef" * (FINISHED // 6)]])
+    while claimed := table.receive(100, consumer="x"):
+        table.ack(claimed)
+    table.context.reached.saved.checked_whole_at = 0
+    assert pages_of_check(table, database, one_group=True) < FINISHED / 10
+
+
+def pages_of_check(table: MessageTable, database: Database, *, one_group: bool = False) -> int:
     with statements_of(database.backend) as seen:
-        assert not heal(table.context)
+        while True:
+            table.context.sweeps.due_at = 0
+            assert not heal(table.context)
+            if table.context.sweeps.after is None or one_group:
+                break
     return sum(buffers(database, text, values) for text, values in seen if "waterclock_groups" in text)
 
 
@@ -427,6 +443,32 @@ def test_a_new_process_deletes_the_rows_of_groups_that_ended_long_before_it_star
     clock.now += ENDED_FOR + 60_000_000_000
     assert connect(clock=clock).table("orders").receive() == []
     assert names_of_groups(database) == []
+
+
+def test_a_new_process_searches_for_ended_groups_from_where_another_has_stopped(
+    make_table: Callable[..., MessageTable], connect: Callable[..., Database], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(groups="sequenced")
+    table.put("x", group="ends")
+    table.ack(table.receive())
+    ended_until = clock.now - ENDED_FOR
+    table.context.reached.saved._looked_at = -math.inf
+    table.put("x", group="moves the bounds")
+    table.ack(table.receive())
+    table.context.sweeps.due_at = 0
+    assert table.receive() == []
+    again = connect(clock=clock)
+    assert start_of_deletion(again.table("orders"), again) == ended_until
+    clock.now -= 1
+    assert start_of_deletion(table, database) == MIN_NS
+
+
+def start_of_deletion(table: MessageTable, database: Database) -> int:
+    table.context.ended_rows._due_at = 0
+    with statements_of(database.backend, "waterclock_groups") as seen:
+        assert table.receive() == []
+    [values] = [values for text, values in seen if text.startswith("DELETE")]
+    return values["start"]
 
 
 def let_ended_be_deleted(table: MessageTable, clock: MovableClock) -> None:

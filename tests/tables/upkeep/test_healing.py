@@ -21,7 +21,7 @@ from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.finishing import acking, dead_letters, extending
-from waterclock.tables.messages.upkeep import reconcile
+from waterclock.tables.model.timing import sweeps
 
 with_locks_of_rows = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 
@@ -29,7 +29,7 @@ with_locks_of_rows = pytest.mark.parametrize("database_url", ["postgresql", "mar
 @pytest.fixture
 def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tests, of which each builds its statements, look again at once."""
-    monkeypatch.setattr("waterclock.tables.model.timing.sweeps.SWEEP_SHARE", 0)
+    monkeypatch.setattr(sweeps, "SWEEP_SHARE", 0)
 
 
 @contextmanager
@@ -304,7 +304,8 @@ def test_a_group_of_an_owner_whose_row_is_gone_goes_to_others(exclusive: Message
 def test_groups_are_looked_through_a_piece_at_a_time(
     sequenced: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "_LOOKED_AT_ONCE", 2)
+    for name in ("_FIRST_CHUNK", "LARGEST_CHUNK"):
+        monkeypatch.setattr(sweeps, name, 2)
     sequenced.alter(poll_interval="1ns")
     later = database.backend.now() + 3600 * 1_000_000_000
     sequenced.put_many([{"payload": "later", "group": name, "at": later} for name in "abcde"])

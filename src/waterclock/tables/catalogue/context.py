@@ -52,9 +52,7 @@ class TableContext:
     reached: Reached = field(default_factory=Reached)  # the cursor of routing
     turns: KeyTurns = field(default_factory=KeyTurns)  # the progress of routing in a table whose keys take turns
     sweeps: Sweeps = field(default_factory=Sweeps)  # the progress of checks for groups that contradict their messages
-    ended_rows: EndedRows = field(
-        default_factory=EndedRows
-    )  # the progress of deleting the rows of ended groups or keys
+    ended_rows: EndedRows = field(default_factory=EndedRows)  # when to delete the rows of ended groups or keys
     expired_place: ExpiredPlace = field(default_factory=ExpiredPlace)  # from when on expired messages are searched
     purge_place: PurgePlace = field(default_factory=PurgePlace)  # the progress of purging
     # Messages and groups that claims skip; new messages of those groups are not routed.

@@ -323,8 +323,11 @@ def contradicts(context: TableContext, *, whole: bool) -> sa.ColumnElement[bool]
     wrong += [_has_held_first(context), has_to_end()]
     if whole:
         rows = context.rows
-        its = sa.exists().where(rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None))
-        wrong += [its.where(rows.c.position < first_place()), its.where(has_lost_its_place(context))]
+        earlier = first_of(context, rows.c.seq, rows.c.position < first_place(), from_first=True)
+        its = rows.c.group_id == groups.c.group_id, rows.c.time_acked.is_(None), has_lost_its_place(context)
+        # No EXISTS, which PostgreSQL might answer for all groups at once: from a search of all messages.
+        lost = sa.select(rows.c.seq).where(*its).limit(1).correlate(groups).scalar_subquery()
+        wrong += [earlier.is_not(None), lost.is_not(None)]
     return sa.or_(*wrong)
 
 
@@ -350,12 +353,8 @@ def epoch_begun(context: TableContext) -> sa.ColumnElement[int]:
 def has_something_out(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that messages of a group are leased: always the first, so the head is one."""
     rows = context.rows
-    return sa.exists().where(
-        rows.c.group_id == groups.c.group_id,
-        rows.c.position == groups.c.head,
-        rows.c.time_acked.is_(None),
-        rows.c.claim_id.is_not(None),
-    )
+    its = rows.c.position == groups.c.head, rows.c.claim_id.is_not(None)
+    return first_of(context, rows.c.seq, *its).is_not(None)  # no EXISTS, as in `contradicts`
 
 
 @built_once(maxsize=256)

@@ -26,7 +26,8 @@ def delete_ended(context: TableContext) -> None:
     """Delete some of the rows, if the last deletion is old enough."""
     if not context.ended_rows.is_due:
         return
-    start, upto = context.ended_rows.begin(context.backend.now_about())
+    saved = context.reached.saved
+    start, upto = context.ended_rows.begin(context.backend.now_about(), saved.ended_until)
     values = {"start": start, "upto": upto}
 
     def delete(connection: SqlConnection) -> tuple[int, int | None]:
@@ -40,7 +41,8 @@ def delete_ended(context: TableContext) -> None:
             "cannot delete the rows of ended groups and keys of table %r: %s", context.name, in_a_line(said_of(error))
         )
         return
-    context.ended_rows.end(upto if first_left is None else first_left, more=deleted == _AT_ONCE)
+    saved.ended_until = upto if first_left is None else first_left
+    context.ended_rows.end(more=deleted == _AT_ONCE)
 
 
 def is_left_over(context: TableContext) -> sa.ColumnElement[bool]:

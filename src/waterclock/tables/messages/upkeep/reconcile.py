@@ -31,10 +31,8 @@ from waterclock.tables.messages.claiming.bounded_rows import has_bounds
 from waterclock.tables.messages.rows.process_heartbeat import LASTS
 from waterclock.tables.messages.upkeep.ended_rows import delete_ended, delete_left_over, is_left_over
 from waterclock.tables.model.claims.bounds import SAVE_EVERY
-from waterclock.tables.model.timing.sweeps import WHOLE_EVERY
+from waterclock.tables.model.timing.sweeps import LARGEST_CHUNK, WHOLE_EVERY
 from waterclock.time import MAX_NS
-
-_LOOKED_AT_ONCE = 2000  # groups that one statement checks, so that none takes long
 
 # Waits for no other process that routes or saves.
 _FREE = sa.select(message_tables.c.table_id).where(message_tables.c.table_id == sa.bindparam("table"))
@@ -63,20 +61,33 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
 
     ``idle`` says whether the caller found less work than it could do.
     """
-    sweeps, every = context.sweeps, context.options.poll_interval
+    sweeps = context.sweeps
     if context.sql.keeps_ended and (context.options.groups or context.options.turns_by):
         delete_ended(context)
     if context.options.groups is None:
-        if moments.monotonic_ns() < sweeps.due_at:
-            return False
-        if not (has_bounds(context) or (context.options.turns_by is not None and context.sql.is_bounded)):
-            sweeps.due_at = MAX_NS
-        elif context.reached.saved.is_due():
-            _save_bounds(context)
-            sweeps.due_at = moments.monotonic_ns() + int(SAVE_EVERY * 1_000_000_000)
+        if moments.monotonic_ns() >= sweeps.due_at:
+            _save_bounds_of_rows(context)
         return False
-    if not sweeps.is_due(idle=idle) or not sweeps.begin():
-        return False
+    healed = 0
+    while sweeps.is_due(idle=idle) and sweeps.begin():
+        healed += _check_chunk(context)
+        if not sweeps.goes_on:
+            break
+    return healed > 0
+
+
+def _save_bounds_of_rows(context: TableContext) -> None:
+    """Write the bounds of a table without groups, if it has any and that is due again."""
+    if not (has_bounds(context) or (context.options.turns_by is not None and context.sql.is_bounded)):
+        context.sweeps.due_at = MAX_NS
+    elif context.reached.saved.is_due():
+        _save_bounds(context)
+        context.sweeps.due_at = moments.monotonic_ns() + int(SAVE_EVERY * 1_000_000_000)
+
+
+def _check_chunk(context: TableContext) -> int:
+    """Check and settle the next groups of a round that another thread does not check; return how many were settled."""
+    sweeps, every = context.sweeps, context.options.poll_interval
     began = moments.monotonic_ns()
     try:
         if context.reached.saved.is_due():
@@ -88,9 +99,9 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
             raise
         # The claim that follows reports the database's error, or works without this.
         _log.info("cannot check the groups of table %r now: %s", context.name, in_a_line(said_of(error)))
-        return False
+        return 0
     sweeps.end(last, moments.monotonic_ns() - began, processes, every)
-    return bool(healed)
+    return healed
 
 
 def _check_some(context: TableContext) -> tuple[str | None, int, int]:
@@ -100,9 +111,8 @@ def _check_some(context: TableContext) -> tuple[str | None, int, int]:
     """
     sweeps, saved, backend = context.sweeps, context.reached.saved, context.backend
     if context.sql.is_bounded and sweeps.after is None:
-        sweeps.is_whole = not 0 <= backend.now_about() - saved.checked_whole_at < WHOLE_EVERY
-        sweeps.has_left = False
-    last, found, processes = _look(context, sweeps.after, whole=sweeps.is_whole)
+        sweeps.begin_round(whole=not 0 <= backend.now_about() - saved.checked_whole_at < WHOLE_EVERY)
+    last, found, processes = _look(context, sweeps.after, sweeps.chunk, whole=sweeps.is_whole)
     healed = backend.transact(lambda own: settle_wrong(context, own, found), indexed=True) if found else 0
     sweeps.has_left |= healed < len(found)
     if context.sql.is_bounded and sweeps.is_whole and last is None and not sweeps.has_left:
@@ -137,7 +147,7 @@ def heal_all(context: TableContext) -> int:
             healed += dead
     last: str | None = None
     while True:
-        last, found, _ = _look(context, last, whole=True)
+        last, found, _ = _look(context, last, LARGEST_CHUNK, whole=True)
         if found:
             healed += context.backend.transact(lambda own, found=found: settle_wrong(context, own, found), indexed=True)
         if last is None:
@@ -169,13 +179,15 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
     return len(wrong)
 
 
-def _look(context: TableContext, after: str | None, *, whole: bool) -> tuple[str | None, list[str], int]:
-    """Return the last of the next groups if there may be more, the wrong ones, and how many processes check.
+def _look(context: TableContext, after: str | None, most: int, *, whole: bool) -> tuple[str | None, list[str], int]:
+    """Check up to ``most`` groups.
+
+    Returns the last of them if there may be more, the wrong ones, and how many processes check.
 
     ``whole`` is as in `contradicts`.
     """
     with context.backend.snapshot(indexed=True) as connection:
-        its = {"after": after, "count": _LOOKED_AT_ONCE}
+        its = {"after": after, "count": most}
         names = list(connection.scalars(_some_groups(context, begins=after is None), its))
         processes = connection.execute(
             _PROCESSES, {"table": context.table_id, "beat": context.backend.now(connection) - LASTS}
@@ -183,7 +195,7 @@ def _look(context: TableContext, after: str | None, *, whole: bool) -> tuple[str
         if not names:
             return None, [], processes
         found = connection.scalars(_wrong_of(context, whole=whole), {"groups": names})
-        return (names[-1] if len(names) == _LOOKED_AT_ONCE else None), list(found), processes
+        return (names[-1] if len(names) == most else None), list(found), processes
 
 
 @built_once(maxsize=256)

@@ -273,10 +273,12 @@ class SavedBounds:
     """The bounds of one table as the database has them."""
 
     def __init__(self, text: str | None) -> None:
-        self._text = text
+        self._values: dict[str, Any] = json.loads(text or "{}")
         self._looked_at = moments.monotonic()
         # When all messages of groups were last checked, by the database's clock, ns.
-        self.checked_whole_at: int = json.loads(text or "{}").get("checked_whole_at", 0)
+        self.checked_whole_at: int = self._values.get("checked_whole_at", 0)
+        # All rows of groups or keys that ended before then are deleted, ns.
+        self.ended_until: int = self._values.get("ended_until", MIN_NS)
 
     def is_due(self) -> bool:
         """Return whether they may be written again."""
@@ -292,7 +294,7 @@ class SavedBounds:
         for name, bounds in (("due", due), ("sleeping", sleeping or {})):
             set_ones = {one: bound for one, bound in sorted(bounds.items()) if bound.value != bound.lowest}
             if set_ones:
-                values[name] = [(one, bound.value) for one, bound in set_ones.items()]
+                values[name] = [[one, bound.value] for one, bound in set_ones.items()]
                 used += set_ones.values()
         if routed.value != routed.lowest:
             values["routed"] = routed.value
@@ -301,15 +303,16 @@ class SavedBounds:
             values["checked"] = min(bound.checked for bound in used)
         if self.checked_whole_at:
             values["checked_whole_at"] = self.checked_whole_at
-        text = json.dumps(values)
-        return None if text == (self._text or "{}") else text
+        if values == {name: value for name, value in self._values.items() if name != "ended_until"}:
+            return None  # the end of deleted rows alone, which moves with the clock, is not worth a write
+        return json.dumps(values | {"ended_until": self.ended_until})
 
     def written(self, text: str) -> None:
-        self._text = text
+        self._values = json.loads(text)
 
     def read(self, now: int) -> tuple[int | None, dict[int, int], dict[int, int], int]:
         """Return the bounds of routing, due groups by priority and sleeping keys, and when they were confirmed."""
-        values = json.loads(self._text or "{}")
+        values = self._values
         checked = values.get("checked", 0)
         if not 0 <= now - checked <= SAVED_FOR:
             return None, {}, {}, 0

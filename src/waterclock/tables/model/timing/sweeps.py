@@ -25,15 +25,26 @@ _DELETE_EVERY = 10_000_000_000  # after how long a process deletes such rows aga
 
 _FIRST_AFTER = 1_000_000_000  # after how long a process checks for the first time, ns, even if it is always busy
 
+_FIRST_TAKES = 50_000_000  # how long an idle process that has just begun checks groups, ns: its call waits for it
+
+LARGEST_CHUNK = 2000
+"""How many groups one check reads at most."""
+
+_CHUNK_TAKES = 20_000_000  # how long one check of some groups should take, ns: a claim waits for it
+
+_FIRST_CHUNK = 32  # groups in the first check
+_GROWS_BY = 4
+
 
 class Sweeps:
     """The rounds through a table's groups, chunk by chunk. Thread-safe."""
 
     def __init__(self) -> None:
         self.due_at = moments.monotonic_ns() + _FIRST_AFTER  # when the next chunk is due, in ns of the monotonic clock
-        self.is_whole = True  # whether this round looks for messages before the heads of groups, too
+        self.is_whole = True  # as in `begin_round`
         self.has_left = False  # whether this round has left wrong groups, because they were locked
-        self._has_looked = False
+        self.chunk = _FIRST_CHUNK  # how many groups to check at once
+        self._first_left = _FIRST_TAKES  # how long the first checks of an idle process may still take, ns
         self._began_at = 0
         self._after: str | None = None
         self._lock = threading.Lock()
@@ -41,10 +52,10 @@ class Sweeps:
     def is_due(self, *, idle: bool) -> bool:
         """Return whether to check the next chunk.
 
-        ``idle`` says whether the process has nothing else to do. If it has not checked yet, it then does so at once,
-        because it may end soon.
+        ``idle`` says whether the process has nothing else to do. Its first checks are then due at once, because it may
+        end soon.
         """
-        return (idle and not self._has_looked) or moments.monotonic_ns() >= self.due_at
+        return (idle and self._first_left > 0) or moments.monotonic_ns() >= self.due_at
 
     def begin(self) -> bool:
         """Begin a chunk; return False if another thread is checking one."""
@@ -54,10 +65,21 @@ class Sweeps:
             self._began_at = moments.monotonic_ns()
         return True
 
+    def begin_round(self, *, whole: bool) -> None:
+        """Begin at the first group; ``whole`` says whether to look for messages before the heads of groups, too."""
+        self.is_whole, self.has_left = whole, False
+        if whole:
+            self.chunk = 1  # an old snapshot may show very many entries of each group
+
     @property
     def after(self) -> str | None:
         """Return the group after which the chunk begins; None: the first one."""
         return self._after
+
+    @property
+    def goes_on(self) -> bool:
+        """Return whether the first checks of the process are not finished."""
+        return self._first_left > 0
 
     def end(self, last: str | None, took: int, processes: int, every: int) -> None:
         """End a chunk.
@@ -65,7 +87,8 @@ class Sweeps:
         ``last`` is its last group; None after the last one. ``took`` is how long it took, ns. ``processes`` is how many
         processes do the same. A new round begins after ``every``, ns.
         """
-        self._has_looked = True
+        self._first_left = self._first_left - took if last is not None else 0
+        self.chunk = _next_chunk(self.chunk, took)
         self._after = last
         spared = moments.monotonic_ns() + took * SWEEP_SHARE * max(processes, 1)
         self.due_at = spared if last is not None else max(spared, self._began_at + every)
@@ -73,9 +96,15 @@ class Sweeps:
 
     def give_up(self, every: int) -> None:
         """End a chunk that failed: it is retried in the next round."""
-        self._has_looked = True
+        self._first_left = 0
         self.due_at = moments.monotonic_ns() + every
         self._lock.release()
+
+
+def _next_chunk(chunk: int, took: int) -> int:
+    """Return how many groups to check after a check of ``chunk`` groups that took ``took`` ns."""
+    fitting = chunk * _CHUNK_TAKES // max(took, 1)
+    return max(1, min(fitting, chunk * _GROWS_BY, LARGEST_CHUNK))
 
 
 class ExpiredPlace:
@@ -102,29 +131,31 @@ class ExpiredPlace:
 
 
 class EndedRows:
-    """The progress of deleting the rows of groups or keys that ended `ENDED_FOR` ago.
+    """When to delete the rows of groups or keys that ended `ENDED_FOR` ago.
 
-    The first search of a process finds all of them, because the process before it may have lived for less than
-    `ENDED_FOR`. Each later one begins at the end of the last one, because an index keeps the entries of deleted rows
-    for as long as a transaction holds an old snapshot. If some rows were locked, it begins at the first of them.
+    An index keeps the entries of deleted rows for as long as a transaction holds an old snapshot. So each search begins
+    at the end of the last one, which the database stores for new processes. If some rows were locked, it begins at the
+    first of them.
     """
 
     def __init__(self) -> None:
         self._due_at = 0
-        self._start = MIN_NS
 
     @property
     def is_due(self) -> bool:
         """Return whether the last search is old enough for the next one."""
         return moments.monotonic_ns() >= self._due_at
 
-    def begin(self, now: int) -> tuple[int, int]:
-        """Begin a search; return between which times those ended whose rows to delete, ns."""
-        self._due_at = moments.monotonic_ns() + _DELETE_EVERY
-        return self._start, now - ENDED_FOR
+    def begin(self, now: int, start: int) -> tuple[int, int]:
+        """Begin a search; return between which times those ended whose rows to delete, ns.
 
-    def end(self, upto: int, *, more: bool) -> None:
-        """Note that no row is left of those that ended before then, ns, and whether the next search is due at once."""
-        self._start = upto
+        ``start`` is when the first one ended that the last search left.
+        """
+        self._due_at = moments.monotonic_ns() + _DELETE_EVERY
+        upto = now - ENDED_FOR
+        return start if start <= upto else MIN_NS, upto  # after ``upto`` if the database's clock was set back
+
+    def end(self, *, more: bool) -> None:
+        """Note whether the next search is due at once."""
         if more:
             self._due_at = 0

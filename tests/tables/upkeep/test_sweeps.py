@@ -1,0 +1,55 @@
+"""How many groups one check reads, and when the next is due."""
+
+from __future__ import annotations
+
+import pytest
+
+from waterclock.tables.model.timing.sweeps import LARGEST_CHUNK, Sweeps
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def sweeps() -> Sweeps:
+    return Sweeps()
+
+
+def check(sweeps: Sweeps, took: int, last: str | None = "g") -> None:
+    assert sweeps.begin()
+    sweeps.end(last, took, 1, 30_000 * MS)
+
+
+def test_the_next_check_reads_as_many_groups_as_take_20_ms(sweeps: Sweeps) -> None:
+    sweeps.chunk = 100
+    check(sweeps, 40 * MS)
+    assert sweeps.chunk == 50
+    check(sweeps, 10 * MS)
+    assert sweeps.chunk == 100
+
+
+@pytest.mark.parametrize(("chunk", "took", "following"), [(3, 500 * MS, 1), (1500, 0, LARGEST_CHUNK), (10, 0, 40)])
+def test_a_check_reads_at_least_one_group_and_at_most_four_times_as_many_as_the_last(
+    sweeps: Sweeps, chunk: int, took: int, following: int
+) -> None:
+    sweeps.chunk = chunk
+    check(sweeps, took)
+    assert sweeps.chunk == following
+
+
+def test_a_round_through_all_messages_begins_with_one_group(sweeps: Sweeps) -> None:
+    sweeps.chunk = LARGEST_CHUNK
+    sweeps.begin_round(whole=False)
+    assert sweeps.chunk == LARGEST_CHUNK
+    sweeps.begin_round(whole=True)
+    assert sweeps.chunk == 1
+
+
+def test_an_idle_process_that_has_just_begun_checks_for_50_ms_or_all_groups(sweeps: Sweeps) -> None:
+    for took in (20 * MS, 20 * MS, 20 * MS):
+        assert sweeps.is_due(idle=True)
+        assert not sweeps.is_due(idle=False)
+        check(sweeps, took)
+    assert not sweeps.is_due(idle=True)
+    few = Sweeps()
+    check(few, MS, last=None)
+    assert not few.is_due(idle=True)
