@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +14,7 @@ from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_rows
 from waterclock.tables.messages.claiming.bounded_routing import advance_routed
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 
 pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
@@ -30,18 +31,6 @@ def database(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) 
     return connect()
 
 
-@pytest.fixture
-def written(database: Database) -> Generator[None]:
-    """Hold a transaction that has read and written: each dead entry is then looked up in the version that it shows."""
-    engine = database.backend.engine.execution_options(isolation_level="REPEATABLE READ")
-    with engine.connect() as connection:
-        connection.exec_driver_sql("CREATE TABLE others (one INT)")
-        connection.exec_driver_sql("SELECT count(*) FROM waterclock_message_tables").fetchall()
-        connection.exec_driver_sql("INSERT INTO others VALUES (1)")
-        yield
-        connection.rollback()
-
-
 def newest(table: MessageTable) -> int:
     rows = table.context.rows
     with table.context.backend.engine.connect() as connection:
@@ -52,7 +41,7 @@ def let_bound_advance(table: MessageTable) -> None:
     """Advance the bound beyond the last message; lock waits of other databases of the server hold it back."""
     last = newest(table)
     while table.context.reached.routed.value <= last:
-        advance_routed(table.context)
+        advance_routed(table.context, UNASSIGNED)
 
 
 def pass_through(table: MessageTable, messages: int = 1) -> None:
@@ -112,7 +101,7 @@ def test_a_routing_that_is_rolled_back_holds_the_bound_up(
     with database.backend.engine.connect() as router:
         router.exec_driver_sql("UPDATE orders SET routed = 1")
         for _ in range(3):
-            advance_routed(table.context)
+            advance_routed(table.context, UNASSIGNED)
         router.rollback()
     assert [one.payload for one in table.receive()] == ["first"]
 

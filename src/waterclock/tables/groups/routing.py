@@ -323,13 +323,14 @@ def _add_groups(
     context: TableContext, connection: SqlConnection, names: Sequence[str], firsts: dict[str, int]
 ) -> set[str]:
     """Add the missing groups of ``firsts``; return those of ``names`` that exist."""
-    # Only missing ones, because inserting a locked one would wait. They go below all others, because otherwise the
-    # index's dead entries would lie, until a vacuum, where every claim begins.
+    # Only missing ones, because inserting a locked one would wait. They go below all others, or to those of the lowest
+    # priority with a bound: otherwise the index's dead entries would lie, until a vacuum, where every claim begins.
     known = {row.group_id for row in connection.execute(_known(context), {"groups": names})}
     missing = sorted(firsts.keys() - known, key=firsts.__getitem__)
     if missing:
         # Positions begin at the first seq: behind all index entries of an earlier group of that name.
-        fixed = {"table_id": context.table_id, "priority": _LOWEST}
+        bounded = context.reached.groups.of_unassigned() if context.sql.begins_at_constants else ()
+        fixed = {"table_id": context.table_id, "priority": min(bounded, default=_LOWEST)}
         new = [(name, firsts[name], min(max(firsts[name], 1), _LAST_START) - 1) for name in missing]
         its = [{**fixed, "group_id": name, "first_seq": first, "tail": tail} for name, first, tail in new]
         connection.execute(_adding, its)

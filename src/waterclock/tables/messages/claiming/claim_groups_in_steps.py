@@ -24,6 +24,7 @@ from waterclock.tables.groups.consumers import is_new_to
 from waterclock.tables.groups.first_positions import SEARCHED_AT_ONCE, first_values, searches_for, within_places
 from waterclock.tables.groups.group_state import epoch_begun, is_assigned, lock_out, these_groups
 from waterclock.tables.groups.routing import has_parts_left, route_new
+from waterclock.tables.messages.claiming.bounded_groups import has_bounds
 from waterclock.tables.messages.claiming.group_levels import (
     FREE_COLUMNS,
     Level,
@@ -53,6 +54,7 @@ class GroupClaim(ABC):
     def __init__(self, context: TableContext, connection: SqlConnection, wanted: Wanted, part: int | None) -> None:
         self._context = context
         self._part = part
+        self._has_bounds = context.sql.is_bounded or (context.sql.begins_at_constants and has_bounds(context))
         self._connection = connection
         self._wanted = wanted
         self._me = wanted.consumer or UNASSIGNED
@@ -114,7 +116,7 @@ class GroupClaim(ABC):
             self._free = (top.of_unassigned, top.free)
         take = self._take_both if self._context.options.ungrouped == "free" else self._take_groups
         for level in levels(self._context, self._connection, self._me, top):
-            for who in level.whose if self._context.sql.is_bounded else ():
+            for who in level.whose if self._has_bounds else ():
                 self._context.reached.groups.learn(who, level.priority)
             take(level, self._wanted.limit - len(self.claimed))
             if len(self.claimed) == self._wanted.limit:
@@ -183,11 +185,11 @@ class GroupClaim(ABC):
         if owns:
             at |= {"me": self._me, "process": context.backend.session}
         most = count + len(self._seen)
+        at["low"] = context.reached.groups.low(who, priority) if self._has_bounds else MIN_NS
         if context.sql.locks_by_key:
             found = self._lock_by_key(owns, at, most)
         else:
-            low = context.reached.groups.low(who, priority) if context.sql.is_bounded else MIN_NS
-            found = self._connection.execute(_free_groups(owns=owns), {**at, "low": low, "count": most}).all()
+            found = self._connection.execute(_free_groups(owns=owns), {**at, "count": most}).all()
         # The groups may be the consumer's own, and so not among those found: then there are more than requested.
         if not self._seen:
             return found
@@ -202,7 +204,7 @@ class GroupClaim(ABC):
         seen = self._connection.execute(_free_by_key(owns=owns), {**at, "count": count}).all()
         found = [row for row in seen if row.group_id is not None]
         if len(found) < len(seen) == count:
-            return self._connection.execute(_free_groups(owns=owns), {**at, "low": MIN_NS, "count": count}).all()
+            return self._connection.execute(_free_groups(owns=owns), {**at, "count": count}).all()
         return sorted(found, key=_by_due_time)
 
     def _choose(self, free: Iterable[_Row], most: int) -> list[str]:
@@ -352,8 +354,7 @@ _by_due_time = attrgetter("due_at", "nth")
 
 @built_once(maxsize=2)
 def _free_groups(*, owns: bool) -> sa.Select[*tuple[Any, ...]]:
-    due = _first_due(*FREE_COLUMNS, *_owned(owns=owns))
-    return due.where(groups.c.ready_at >= sa.bindparam("low", type_=sa.BigInteger)).with_for_update(skip_locked=True)
+    return _first_due(*FREE_COLUMNS, *_owned(owns=owns)).with_for_update(skip_locked=True)
 
 
 @built_once(maxsize=2)
@@ -381,7 +382,11 @@ def _free_by_key(*, owns: bool) -> sa.Select[*tuple[Any, ...]]:
 def _first_due(*columns: sa.ColumnElement[Any]) -> sa.Select[*tuple[Any, ...]]:
     return (
         sa.select(*columns)
-        .where(*at_level(), groups.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger))
+        .where(
+            *at_level(),
+            groups.c.ready_at >= sa.bindparam("low", type_=sa.BigInteger),
+            groups.c.ready_at <= sa.bindparam("now", type_=sa.BigInteger),
+        )
         .order_by(groups.c.ready_at, groups.c.first_seq)
         .limit(sa.bindparam("count"))
     )

@@ -36,6 +36,7 @@ from waterclock.tables.messages.claiming.claim_sequenced import claim_sequenced
 from waterclock.tables.messages.claiming.group_levels import next_group_due
 from waterclock.tables.messages.claiming.lost_claims import TakenBefore, trying
 from waterclock.tables.messages.finishing.expiring import expire_more
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.schema import is_waiting
 
@@ -131,7 +132,7 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
     last: int | None = None  # the greatest seq to route
     is_searched = context.sql.marks_late and not context.sql.is_bounded
     if is_searched:
-        advance_routed(context)
+        advance_routed(context, wanted.consumer or UNASSIGNED)
 
     while True:
         part += 1

@@ -16,6 +16,7 @@ from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELO
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.routing import unrouted_from
+from waterclock.tables.messages.claiming import bounded_groups
 from waterclock.tables.messages.claiming.bounded_levels import (
     earliest_of,
     earliest_of_each,
@@ -69,6 +70,10 @@ def look(
     nothing is unrouted, on a database that `locks_in_parts`; None: none. ``ahead`` says whether a priority counts whose
     groups are due only later.
     """
+    if context.sql.begins_at_constants and bounded_groups.has_bounds(context):
+        found = _look_from_bounds(context, connection, me, below, after, ahead=ahead)
+        if found is not None:
+            return found
     # With NULL, the second of two equal searches finds nothing at once.
     values: dict[str, Any] = {"below": below, "me": None if me == UNASSIGNED else me, "unassigned": UNASSIGNED}
     search = context.reached.routed.begin() if after is None and context.sql.is_bounded else None
@@ -89,6 +94,26 @@ def look(
         found, newest, free = rows[0], after, [row for row in rows if row.group_id is not None]
     mine = found.of_unassigned if me == UNASSIGNED else found.of_mine
     return Look(found.now, found.first_new is not None, found.of_unassigned, mine, newest, free)
+
+
+def _look_from_bounds(
+    context: TableContext, connection: SqlConnection, me: str, below: int, after: int | None, *, ahead: bool
+) -> Look | None:
+    """Look as `look` from the bounds of due groups; return None if a priority without a bound has groups."""
+    reached = context.reached
+    search = reached.groups.at_values(me)
+    known = search.priorities
+    values = {"start": reached.routed.value if after is None else after, **bounded_groups.values_of(search)}
+    found = connection.execute(_looking_from_bounds(context, len(known)), values).one()
+    owners = bounded_groups.read(known, found[3:])
+    if any(owner.unknown is not None and owner.unknown < below for owner in owners):
+        return None
+    if after is None and found.newest is not None and found.newest < reached.routed.value - 1:
+        reached.restart_routing()  # as in `look`
+    until = None if ahead else found.now
+    of_unassigned, of_mine = (owner.highest(below, until) for owner in (owners[0], owners[-1]))
+    newest = found.newest if after is None else after
+    return Look(found.now, found.first_new is not None, of_unassigned, of_mine, newest)
 
 
 def levels(
@@ -125,14 +150,28 @@ def next_group_due(
     It stops at the first message that may be due already.
     """
     me, limited = consumer or UNASSIGNED, max_groups is not None and context.options.groups == "exclusive"
-    its: dict[str, Any] = {"me": me, "unassigned": UNASSIGNED, "start": context.reached.routed.value}
+    its: dict[str, Any] = {"me": None if me == UNASSIGNED else me, "unassigned": UNASSIGNED}
+    its["start"] = context.reached.routed.value
+    search, known = context.reached.groups.at_values(me), None
     if context.sql.is_bounded:
-        its |= values_of(context.reached.groups.at_values(me))
-    [top] = connection.execute(_next_group_due(context, limited=limited), its)
+        its |= values_of(search)
+    elif context.sql.begins_at_constants and bounded_groups.has_bounds(context):
+        its |= bounded_groups.values_of(search)
+        known = search.priorities
+    [top] = connection.execute(_next_group_due(context, None if known is None else len(known), limited=limited), its)
+    if known is None:
+        ends = [
+            (top.any_earliest, top.any_lowest == top.any_highest),
+            (top.my_earliest, top.my_lowest == top.my_highest),
+        ]
+    else:
+        columns = top[-bounded_groups.count_of(known) :]
+        owners = bounded_groups.read(known, columns)
+        ends = [(min(owner.firsts.values(), default=None), owner.unknown is None) for owner in owners]
     # The stored max_groups is that of the last claim.
     full = limited and not top.has_room and top.max_groups == max_groups
     earliest: int | None = None
-    for due in _due_times(context, connection, me, top, full=full):
+    for due in _due_times(context, connection, me, top, ends, full=full):
         earliest = due if earliest is None else min(earliest, due)
         if earliest <= top.now:
             break
@@ -140,8 +179,21 @@ def next_group_due(
 
 
 def _due_times(
-    context: TableContext, connection: SqlConnection, me: str, top: sa.Row[Any], *, full: bool
+    context: TableContext,
+    connection: SqlConnection,
+    me: str,
+    top: sa.Row[Any],
+    ends: Sequence[
+        tuple[int | None, bool]
+    ],  # when the first group of each owner is due, and if no other priority has any
+    *,
+    full: bool,
 ) -> Iterator[int]:
+    """Yield when something may be due, ns, the cheapest answers first.
+
+    ``ends`` is when the first unassigned group and the first of the consumer's own are due, each with whether this
+    holds for all priorities.
+    """
     if top.first_new is not None:
         yield 0
     if context.options.groups == "exclusive":
@@ -151,9 +203,7 @@ def _due_times(
             return
         if top.lapse is not None:
             yield top.lapse
-    ends = [(top.my_earliest, top.my_lowest == top.my_highest)]
-    if not full:
-        ends.append((top.any_earliest, top.any_lowest == top.any_highest))
+    ends = ends[1:] if full else ends
     if context.options.ungrouped != "free" and all(is_all for _, is_all in ends):
         yield from (earliest for earliest, _ in ends if earliest is not None)
     else:
@@ -212,6 +262,11 @@ def at_level() -> tuple[sa.ColumnElement[bool], ...]:
 
 
 @built_once(maxsize=256)
+def _looking_from_bounds(context: TableContext, known: int) -> sa.Select[*tuple[Any, ...]]:
+    return _new_ones(context, all_rows=True).add_columns(*bounded_groups.columns_of(context, known))
+
+
+@built_once(maxsize=256)
 def _looking(context: TableContext, *, all_rows: bool, ahead: bool) -> sa.Select[*tuple[Any, ...]]:
     return looking(context, all_rows=all_rows, firsts=None if ahead else _firsts(context))
 
@@ -245,6 +300,24 @@ def looking(
             .scalar_subquery()
         )
 
+    found = _new_ones(context, all_rows=all_rows)
+    if (all_rows or firsts is not None) and context.sql.is_bounded:
+        oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
+        found = found.add_columns(oldest.label("oldest"), mark.label("mark"))
+    if firsts is None:
+        return found.add_columns(greatest("unassigned").label("of_unassigned"), greatest("me").label("of_mine"))
+    below = sa.bindparam("below", type_=sa.BigInteger)
+    free, own = firsts
+    return found.add_columns(
+        highest_of(context, "unassigned", free, below).label("of_unassigned"),
+        highest_of(context, "me", own, below).label("of_mine"),
+        times_of(free).label("firsts"),
+        times_of(own).label("own_firsts"),
+    )
+
+
+def _new_ones(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any, ...]]:
+    """Select the time and the first new message; if ``all_rows``, the newest message, too."""
     rows = context.rows
     # In index order; otherwise a planner scans the table if few of its messages are unrouted.
     is_new = unrouted_from(context, rows, "start")
@@ -262,19 +335,7 @@ def looking(
     if all_rows and context.sql.is_bounded:
         first_place = sa.select(new.c.place).scalar_subquery()
         found = found.add_columns(first_place.label("first_place"))
-    if (all_rows or firsts is not None) and context.sql.is_bounded:
-        oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
-        found = found.add_columns(oldest.label("oldest"), mark.label("mark"))
-    if firsts is None:
-        return found.add_columns(greatest("unassigned").label("of_unassigned"), greatest("me").label("of_mine"))
-    below = sa.bindparam("below", type_=sa.BigInteger)
-    free, own = firsts
-    return found.add_columns(
-        highest_of(context, "unassigned", free, below).label("of_unassigned"),
-        highest_of(context, "me", own, below).label("of_mine"),
-        times_of(free).label("firsts"),
-        times_of(own).label("own_firsts"),
-    )
+    return found
 
 
 def note_look(context: TableContext, found: Any, search: BoundedSearch) -> None:
@@ -322,7 +383,7 @@ def _earliest_group() -> sa.Select[Any]:
 
 
 @built_once(maxsize=256)
-def _next_group_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple[Any, ...]]:
+def _next_group_due(context: TableContext, known: int | None, *, limited: bool) -> sa.Select[*tuple[Any, ...]]:
     """Look at everything in one statement, because most looks find nothing and each statement costs a round trip."""
     own, rows = consumers.consumers, context.rows
     its = own.c.table_id == context.table_id
@@ -339,6 +400,11 @@ def _next_group_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
         if limited:
             found |= {"has_room": of_me(consumers.has_room(context)), "max_groups": of_me(own.c.max_groups)}
         of_consumers = [one.label(name) for name, one in found.items()]
+    if known is None:
+        ends = _ready_ends(context, "any", unassigned, ("unassigned", "lows"))
+        ends += _ready_ends(context, "my", me, ("me", "own_lows"))
+    else:
+        ends = bounded_groups.columns_of(context, known)
     return sa.select(
         context.backend.now_sql().label("now"),
         context.sql.by_unrouted_index(sa.select(rows.c.seq), rows)
@@ -348,8 +414,7 @@ def _next_group_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
         .scalar_subquery()
         .label("first_new"),
         *of_consumers,
-        *_ready_ends(context, "my", me, ("me", "own_lows")),
-        *_ready_ends(context, "any", unassigned, ("unassigned", "lows")),
+        *ends,
     )
 
 

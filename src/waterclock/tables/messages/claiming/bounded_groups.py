@@ -1,0 +1,129 @@
+"""Searches for due groups from lower bounds, on a database that begins at a bound only if it is a constant.
+
+Each known priority is searched upward from its bound. The ranges between known priorities are searched for others.
+`bounded_routing` advances the bounds. A statement makes no group due before its own beginning, so only one that takes
+longer than `WRITTEN_WITHIN` could write a group below a bound.
+
+A search that finds nothing passes the dead entries behind its range until it meets a row: those of leases that were to
+end later, and those of the neighbouring tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import sqlalchemy as sa
+
+from waterclock.database.schema.table_catalogue import groups
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, GroupSearch
+
+
+@dataclass(frozen=True, slots=True)
+class DueGroups:
+    """When the first groups of an owner are due."""
+
+    firsts: dict[int, int]  # by known priority, ns
+    unknown: int | None  # another priority that has groups
+
+    def highest(self, below: int, until: int | None) -> int | None:
+        """Return the highest known priority below ``below`` that has groups due until then, ns; None: at any time."""
+        due = [one for one, first in self.firsts.items() if one < below and (until is None or first <= until)]
+        return max(due, default=None)
+
+
+def has_bounds(context: TableContext) -> bool:
+    """Return whether searches for due groups begin at bounds, on a database that `begins_at_constants`."""
+    return context.backend.has_own_clock
+
+
+_OWNERS = "unassigned", "me"
+
+
+def count_of(known: Sequence[int]) -> int:
+    """Return how many columns `columns_of` returns."""
+    return len(_OWNERS) * (2 * len(known) + 1)
+
+
+def values_of(search: GroupSearch) -> dict[str, Any]:
+    """Return the parameters of `columns_of`."""
+    # With NULL, the second of two equal searches finds nothing at once.
+    me = None if search.consumer == UNASSIGNED else search.consumer
+    values: dict[str, Any] = {"unassigned": UNASSIGNED, "me": me}
+    for owner, starts in zip(_OWNERS, (search.unassigned, search.own), strict=True):
+        values |= {f"low_{owner}_{place}": start.low for place, start in enumerate(starts)}
+    for place, priority in enumerate(search.priorities):
+        values |= {f"known_{place}": priority, f"above_{place}": priority + 1, f"below_{place}": priority - 1}
+    return values
+
+
+def columns_of(context: TableContext, count: int) -> list[sa.ColumnElement[Any]]:
+    """Return the columns of `read`, for ``count`` known priorities."""
+    columns: list[sa.ColumnElement[Any]] = []
+    for owner in _OWNERS:
+        its = (
+            groups.c.table_id == context.table_id,
+            groups.c.assigned == sa.bindparam(owner, type_=groups.c.assigned.type),
+        )
+        for place in range(count):
+            low = sa.bindparam(f"low_{owner}_{place}", type_=sa.BigInteger)
+            known = *its, groups.c.priority == _bound("known", place), groups.c.ready_at >= low
+            columns.append(sa.select(groups.c.ready_at).where(*known).order_by(groups.c.ready_at).limit(1))
+        for place in range(count + 1):
+            # A search that finds nothing goes on through the dead entries behind the range. So it goes away from those
+            # of the known priority, and of sequenced groups, of which few have an owner, away from unassigned ones.
+            upward = place == 0 < count or (owner == "me" and context.options.groups == "sequenced")
+            order = groups.c.priority if upward else groups.c.priority.desc()
+            between = [*its, groups.c.ready_at.is_not(None)]
+            if place > 0:
+                between.append(groups.c.priority <= _bound("below", place - 1))
+            if place < count:
+                between.append(groups.c.priority >= _bound("above", place))
+            columns.append(sa.select(groups.c.priority).where(*between).order_by(order).limit(1))
+    return [one.scalar_subquery().label(f"column_{place}") for place, one in enumerate(columns)]
+
+
+def _bound(name: str, place: int) -> sa.BindParameter[int]:
+    return sa.bindparam(f"{name}_{place}", type_=sa.BigInteger)
+
+
+def read(known: Sequence[int], values: Sequence[Any]) -> tuple[DueGroups, DueGroups]:
+    """Return the unassigned groups and the consumer's own from the values of `columns_of`."""
+    half = count_of(known) // 2
+    return _read(known, values[:half]), _read(known, values[half:])
+
+
+def _read(known: Sequence[int], values: Sequence[Any]) -> DueGroups:
+    firsts = {one: first for one, first in zip(known, values, strict=False) if first is not None}
+    return DueGroups(firsts, max((one for one in values[len(known) :] if one is not None), default=None))
+
+
+def note(
+    context: TableContext, search: GroupSearch, now: int, found: Sequence[tuple[DueGroups, DueGroups]], *, waits: bool
+) -> None:
+    """Advance the bounds after a search of uncommitted and one of committed groups, which began after ``now``, ns.
+
+    If ``waits``, a statement waited for a lock: then no bound advances.
+    """
+    sides: list[list[int | None]] = []
+    for place, starts in enumerate((search.unassigned, search.own)):
+        firsts = [looked[place].firsts for looked in found]
+        if waits:
+            firsts.append({one: start.known for one, start in zip(search.priorities, starts, strict=True)})
+        sides.append([min((of[one] for of in firsts if one in of), default=None) for one in search.priorities])
+    unassigned, own = found[-1]
+    context.reached.groups.note(
+        search,
+        SimpleNamespace(
+            now=now - LATE_BY - WRITTEN_WITHIN,
+            oldest=None,
+            mark=None,
+            firsts=sides[0],
+            own_firsts=sides[1],
+            of_unassigned=unassigned.unknown,
+            of_mine=own.unknown,
+        ),
+    )
