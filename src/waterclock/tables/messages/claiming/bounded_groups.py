@@ -62,7 +62,7 @@ def values_of(search: GroupSearch) -> dict[str, Any]:
 
 def columns_of(context: TableContext, count: int) -> list[sa.ColumnElement[Any]]:
     """Return the columns of `read`, for ``count`` known priorities."""
-    columns: list[sa.ColumnElement[Any]] = []
+    searches: list[sa.Select[Any]] = []
     for owner in _OWNERS:
         its = (
             groups.c.table_id == context.table_id,
@@ -71,7 +71,7 @@ def columns_of(context: TableContext, count: int) -> list[sa.ColumnElement[Any]]
         for place in range(count):
             low = sa.bindparam(f"low_{owner}_{place}", type_=sa.BigInteger)
             known = *its, groups.c.priority == _bound("known", place), groups.c.ready_at >= low
-            columns.append(sa.select(groups.c.ready_at).where(*known).order_by(groups.c.ready_at).limit(1))
+            searches.append(sa.select(groups.c.ready_at).where(*known).order_by(groups.c.ready_at).limit(1))
         for place in range(count + 1):
             # A search that finds nothing goes on through the dead entries behind the range. So it goes away from those
             # of the known priority, and of sequenced groups, of which few have an owner, away from unassigned ones.
@@ -82,8 +82,8 @@ def columns_of(context: TableContext, count: int) -> list[sa.ColumnElement[Any]]
                 between.append(groups.c.priority <= _bound("below", place - 1))
             if place < count:
                 between.append(groups.c.priority >= _bound("above", place))
-            columns.append(sa.select(groups.c.priority).where(*between).order_by(order).limit(1))
-    return [one.scalar_subquery().label(f"column_{place}") for place, one in enumerate(columns)]
+            searches.append(sa.select(groups.c.priority).where(*between).order_by(order).limit(1))
+    return [one.scalar_subquery().label(f"column_{place}") for place, one in enumerate(searches)]
 
 
 def _bound(name: str, place: int) -> sa.BindParameter[int]:
