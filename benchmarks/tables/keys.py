@@ -35,6 +35,9 @@ _KNOWN = (
 """Statements after which all keys wait for their turns, as after ten thousand claims that route them."""
 
 
+_HISTORY = (
+    "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'INNODB_HISTORY_LIST_LENGTH'"
+)
 _IDLE = 1_000  # pages that an idle server reads in a second at most
 
 
@@ -52,9 +55,15 @@ def _clean_up(database: wc.Database) -> None:
             connection.exec_driver_sql(f"{verb} {table}").close()
     # MariaDB removes the old versions of a million rows in the background, for which it reads millions of pages.
     before = None
-    while name == "mysql" and (before is None or pages_read(database) - before > _IDLE):
+    while name == "mysql" and (before is None or _history(database) or pages_read(database) - before > _IDLE):
         before = pages_read(database)
         time.sleep(1)
+
+
+def _history(database: wc.Database) -> int:
+    """Return how many transactions have left old versions that MariaDB has not removed yet."""
+    with database.backend.engine.connect() as connection:
+        return int(connection.exec_driver_sql(_HISTORY).scalar_one())
 
 
 def _claims(database: wc.Database, table: MessageTable, most: int) -> dict[str, float]:

@@ -84,6 +84,11 @@ class TableDialect(ABC):
     passes an entry in a hundredth of the time.
     """
 
+    waits_for_each = False
+    """Whether each statement costs a round trip: then one statement reads, changes or deletes what belongs to many
+    keys.
+    """
+
     begins_at_constants = False
     """Whether a search begins at a lower bound only if that is a constant: see `first_positions`. An UPDATE then reads
     values that it has set before.
@@ -274,6 +279,23 @@ class TableDialect(ABC):
     def is_row(self, columns: LongKey, values: tuple[Any, Any, Any]) -> sa.ColumnElement[bool]:
         """Return the condition that a row has a key, for a row that the transaction has locked."""
         return sa.and_(*(column == value for column, value in zip(columns, values, strict=True)))
+
+    def change_listed(
+        self, value: int, key: LongKey, columns: Sequence[sa.Column[int]], same: Mapping[str, int]
+    ) -> sa.Update:
+        """Change rows that the transaction has locked: set ``columns`` to their own values, and others to ``same``.
+
+        The rows are bound in the list ``changes``: the rest of the key after ``value``, and then the values. Only if
+        `waits_for_each`.
+        """
+        raise NotImplementedError
+
+    def delete_listed(self, value: int, key: LongKey) -> sa.TextClause:
+        """Delete rows that the transaction has locked; the rest of their keys is bound in the list ``places``.
+
+        Only if `waits_for_each`.
+        """
+        raise NotImplementedError
 
     def delete_keys(
         self, table: sa.Table, value: int, columns: Key, name: str, which: sa.ColumnElement[bool]

@@ -29,6 +29,8 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import LOWEST, message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.table_dialect import LongKey
+from waterclock.tables.keys.execute_together import Search, execute_together
 from waterclock.tables.keys.key_limits import has_claimable
 from waterclock.tables.keys.locking_search import LockingSearch, lock_found, locking_search
 from waterclock.tables.keys.turn_levels import (
@@ -180,9 +182,7 @@ def _known(
 
 @built_once(maxsize=256)
 def _rows_of(context: TableContext, *, locking: bool) -> sa.Select[*tuple[Any, ...]]:
-    its = message_keys.c
-    key = its.table_id, its.message_key, its.level
-    return context.sql.rows_of_each(message_keys, context.table_id, key, "keys", skip_locked=locking)
+    return context.sql.rows_of_each(message_keys, context.table_id, _key(), "keys", skip_locked=locking)
 
 
 def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
@@ -242,7 +242,7 @@ def place_all(
         (_first_due(context), of_messages(place) | {"low": state.first_at, "until": state.searched_until(now)})
         for place, state in states.items()
     ]
-    firsts = [found.scalar() for found in execute_all(connection, asked)]
+    firsts = [found[0].time_next if found else None for found in execute_together(context, connection, asked)]
     due: dict[Place, KeyState] = {}
     sleeping: dict[Place, KeyState] = {}
     gone: list[Place] = []
@@ -260,6 +260,8 @@ def place_all(
     if context.sql.keeps_ended:
         ended = {place: {"due_at": now, **_times(states[place].asleep(MAX_NS))} for place in gone}
         _change(context, connection, ended, is_due=ENDED)
+    elif context.sql.waits_for_each and gone:
+        connection.execute(_deleting_all(context), {"places": gone})
     else:
         execute_later(connection, *[(_deleting(context), _named(place)) for place in gone])
 
@@ -318,6 +320,11 @@ def _change(
     context: TableContext, connection: SqlConnection, values: Mapping[Place, Mapping[str, int]], **same: int
 ) -> None:
     """Set columns of each row to its values, and other columns to the same values in all rows."""
+    if context.sql.waits_for_each and values:
+        names = tuple(next(iter(values.values())))
+        changes = [[*place, *map(own.__getitem__, names)] for place, own in values.items()]
+        connection.execute(_changing_all(context, names, tuple(same.items())), {"changes": changes})
+        return
     changes = [
         (
             _changing(context, tuple(own), tuple(same.items())),
@@ -332,6 +339,16 @@ def _change(
 def _changing(context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]) -> sa.Update:
     own = {name: _not_past(context, name, sa.bindparam(f"new_{name}", type_=sa.BigInteger())) for name in columns}
     return sa.update(message_keys).where(_this(context)).values(own | dict(same))
+
+
+@built_once(maxsize=256)
+def _changing_all(context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]) -> sa.Update:
+    return context.sql.change_listed(context.table_id, _key(), [message_keys.c[name] for name in columns], dict(same))
+
+
+def _key() -> LongKey:
+    its = message_keys.c
+    return its.table_id, its.message_key, its.level
 
 
 def _not_past(context: TableContext, name: str, value: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
@@ -373,10 +390,10 @@ def _adding(context: TableContext) -> sa.Insert:
 
 
 def _last_turns(context: TableContext, connection: SqlConnection, levels: Iterable[int]) -> list[int]:
-    return [found.scalar_one() for found in execute_all(connection, last_turns(context, levels))]
+    return [found[0][0] for found in execute_together(context, connection, last_turns(context, levels))]
 
 
-def last_turns(context: TableContext, levels: Iterable[int]) -> list[Asked]:
+def last_turns(context: TableContext, levels: Iterable[int]) -> list[Search]:
     """Return the statements that select the last turn of each level, or the current time if that is later."""
     bounded = context.sql.is_bounded
     return [
@@ -404,8 +421,8 @@ def _of_table(context: TableContext) -> sa.ColumnElement[bool]:
 
 
 def _this(context: TableContext) -> sa.ColumnElement[bool]:
-    its, key = message_keys.c, sa.bindparam("key", type_=message_keys.c.message_key.type)
-    return context.sql.is_row((its.table_id, its.message_key, its.level), (context.table_id, key, _level()))
+    key = sa.bindparam("key", type_=message_keys.c.message_key.type)
+    return context.sql.is_row(_key(), (context.table_id, key, _level()))
 
 
 def _level() -> sa.BindParameter[int]:
@@ -415,6 +432,11 @@ def _level() -> sa.BindParameter[int]:
 @built_once(maxsize=256)
 def _deleting(context: TableContext) -> sa.Delete:
     return sa.delete(message_keys).where(_this(context))
+
+
+@built_once(maxsize=256)
+def _deleting_all(context: TableContext) -> sa.TextClause:
+    return context.sql.delete_listed(context.table_id, _key())
 
 
 @built_once(maxsize=256)

@@ -18,6 +18,7 @@ from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.mariadb import adopting
 from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
+from waterclock.tables.databases.mariadb.listed_rows import change_listed, delete_listed
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.message_keys import column_of
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES, FoundRows, Key, LongKey, TableDialect, adapted
@@ -126,6 +127,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     locks_in_parts = False
     latest_first = True
     locks_by_key = True
+    waits_for_each = True
     keeps_ended = False
     reads_old = True
     orders_groups_by_priority = True
@@ -294,6 +296,16 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         """Select them by key, as `lock_keys` does."""
         chosen = super().rows_of_each(table, value, columns, name, skip_locked=skip_locked)
         return chosen.with_hint(table, "FORCE INDEX (PRIMARY)")
+
+    def change_listed(
+        self, value: int, key: LongKey, columns: Sequence[sa.Column[int]], same: Mapping[str, int]
+    ) -> sa.Update:
+        """Change rows by a JSON text."""
+        return change_listed(value, key, columns, same)
+
+    def delete_listed(self, value: int, key: LongKey) -> sa.TextClause:
+        """Delete rows by a JSON text."""
+        return delete_listed(value, key)
 
     def delete_keys(
         self, table: sa.Table, value: int, columns: Key, name: str, which: sa.ColumnElement[bool]

@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from waterclock.database.driver_fast_path import execute_all, execute_later
+from waterclock.database.driver_fast_path import execute_later
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.databases.table_dialect import adapted
+from waterclock.tables.keys.execute_together import Search, execute_together
 from waterclock.tables.keys.key_limits import NO_KEY, InFlight, counting, free_places, is_leased
 from waterclock.tables.keys.key_rates import KeyRates
 from waterclock.tables.keys.key_routing import route_keys
@@ -57,6 +58,17 @@ class Examined:
 
     passed: frozenset[Place]  # keys with no more messages for this claim
     level: int  # the first level that may have other keys
+
+
+class _Served(NamedTuple):
+    """Keys whose turns end."""
+
+    found: Mapping[Place, Sequence[Any]]  # their messages
+    dealt: Dealt[Place]
+    states: Mapping[Place, KeyState]
+    rates: KeyRates
+    paused: dict[Place, int]  # until when their rates let no message go, ns
+    last: int | None  # the last turn of their levels
 
 
 def claim_keyed(
@@ -129,40 +141,48 @@ class _KeyedClaim:
         self._left.update(place for place in places if not flying.has_claimable(place))
         states = {place: _state_of(place, row, flying) for place, row in begun.items()}
         dealt, lapsed = self._share({place: row.had for place, row in begun.items()}, places, flying, rates)
-        shares = dealt.shares
-        found, last = self._lock(shares, lapsed, states)
-        left = {place: iter(its) for place, its in found.items()}
-        ends = self._hand_out([row for place, count in dealt.visits for row in islice(left[place], count)])
-        short = [place for place, its in found.items() if len(its) < shares[place]]
-        full = [place for place, its in found.items() if len(its) == shares[place]]
-        for (key, _), its in found.items():
-            sent = [row[-1] for row in its if not _has_expired(row) and not is_exhausted(context, row.epoch or 0)]
-            if sent:
-                rates.note_sent(key, len(sent), max(sent))
-        rates.write(context, connection)
-        served = full if wanted.where is None else [*full, *short]
-        paused |= rates.paused(served)
-        for place, its in found.items():
-            if its:
-                state = states[place]._replace(first_at=_first_of(its[0]))
-                first = min(ends[row.seq] for row in its), min(row.seq for row in its)
-                states[place] = state.with_leased(*first)
-        pace(context, connection, paused, states)
-        unfinished = {place: had for place, had in dealt.unfinished.items() if place in served and place not in paused}
-        keep_turns(context, connection, unfinished, states)
-        give_turns(
-            context,
-            connection,
-            {one: states[one] for one in served if one not in paused and one not in unfinished},
-            last,
-        )
-        if wanted.where is None:
-            left_over = {one: states[one]._replace(used_until=rates.used_until(one[0])) for one in short}
-            place_all(context, connection, left_over, self._now)
-        self._passed.update(short)
+        found, last = self._lock(dealt.shares, lapsed, states)
+        self._claim(found, dealt, states, rates)
+        self._end_turns(_Served(found, dealt, states, rates, paused, last))
         if found and not any(found.values()) and len(begun) == count:
             self._pass_empty()
         return True
+
+    def _claim(
+        self,
+        found: Mapping[Place, Sequence[Any]],
+        dealt: Dealt[Place],
+        states: dict[Place, KeyState],
+        rates: KeyRates,
+    ) -> None:
+        """Claim the found messages, and note them in the states and rates of their keys."""
+        left = {place: iter(its) for place, its in found.items()}
+        ends = self._hand_out([row for place, count in dealt.visits for row in islice(left[place], count)])
+        for place, its in found.items():
+            sent = [row.now for row in its if not _has_expired(row) and not is_exhausted(self._context, row.epoch or 0)]
+            if sent:
+                rates.note_sent(place[0], len(sent), max(sent))
+            if its:
+                first = min(ends[row.seq] for row in its), min(row.seq for row in its)
+                states[place] = states[place]._replace(first_at=_first_of(its[0])).with_leased(*first)
+        rates.write(self._context, self._connection)
+
+    def _end_turns(self, served: _Served) -> None:
+        """Give new turns to served keys, and put off those with no more due messages or with a used-up rate."""
+        context, connection, states = self._context, self._connection, served.states
+        short = [place for place, its in served.found.items() if len(its) < served.dealt.shares[place]]
+        full = [place for place, its in served.found.items() if len(its) == served.dealt.shares[place]]
+        may_have_more = full if self._wanted.where is None else [*full, *short]
+        paused = served.paused | served.rates.paused(may_have_more)
+        on = {place: states[place] for place in may_have_more if place not in paused}
+        unfinished = {place: had for place, had in served.dealt.unfinished.items() if place in on}
+        pace(context, connection, paused, states)
+        keep_turns(context, connection, unfinished, states)
+        give_turns(context, connection, {one: state for one, state in on.items() if one not in unfinished}, served.last)
+        if self._wanted.where is None:
+            left = {one: states[one]._replace(used_until=served.rates.used_until(one[0])) for one in short}
+            place_all(context, connection, left, self._now)
+        self._passed.update(short)
 
     def _pass_empty(self) -> None:
         """Put off many of the next keys without due messages at once, for example after these were cancelled.
@@ -206,7 +226,7 @@ class _KeyedClaim:
         """Lock the next messages of each key that no other transaction has locked; return the last turn, too."""
         if not shares:
             return {}, None
-        asked: list[tuple[sa.Select[Any], dict[str, Any]]] = []
+        asked: list[Search] = []
         again: list[sa.Select[Any]] = []
         for of_lapsed in (True, False) if lapsed else (False,):
             of = self._context, self._wanted.where
@@ -221,13 +241,13 @@ class _KeyedClaim:
                     again.append(_next_messages(*of, of_lapsed=of_lapsed, locks=True))
         found: dict[Place, list[Any]] = {place: [] for place in shares}
         turns = last_turns(self._context, {level for _, level in shares})
-        rows = execute_all(self._connection, [*asked, *turns])
-        for (_, values), locking, result in zip(asked, again, rows, strict=False):
-            members = result.all()
+        rows = execute_together(self._context, self._connection, [*asked, *turns])
+        for (_, values), locking, seen in zip(asked, again, rows, strict=False):
+            members = seen
             if any(row.seq is None for row in members):  # others have locked some: behind these may be more
                 members = self._connection.execute(locking, values).all()
             found[values["key"], -values["priority"]] += sorted(members, key=attrgetter("time_next", "seq"))
-        return found, max(turn.scalar_one() for turn in rows[len(asked) :])
+        return found, max(turn[0][0] for turn in rows[len(asked) :])
 
     def _hand_out(self, rows: Sequence[Any]) -> dict[int, int]:
         """Claim messages; return the ends of their leases by seq, ns."""
@@ -236,7 +256,7 @@ class _KeyedClaim:
         lease = wanted.lease_length
         for row in rows:
             length = lease.of(row.epoch, random.uniform(-1, 1)) if row.epoch else lease.shortest  # noqa: S311  # no secret
-            until = row[-1] + length
+            until = row.now + length
             self.claimed.append(Claimed(row, until, _has_expired(row)))
             ends[row.seq] = until
         if ends:
@@ -258,7 +278,7 @@ def _first_of(row: Any) -> int:
 
 
 def _has_expired(row: Any) -> bool:
-    return row.expires_at is not None and row.expires_at <= row[-1]
+    return row.expires_at is not None and row.expires_at <= row.now
 
 
 @built_once(maxsize=256)
@@ -296,7 +316,7 @@ def _next_messages(
     # Messages that other transactions have locked stay unacked, so the next search begins at the first of all.
     first = first_unacked(rows.alias("first")).correlate(None).scalar_subquery()
     found = (
-        sa.select(*columns_read(rows), first.label("first_at"), now)
+        sa.select(*columns_read(rows), first.label("first_at"), now.label("now"))
         .where(*of_place(rows, key), is_from_low(rows), *unacked, *chosen)
         .order_by(rows.c.time_next, rows.c.seq)
         .limit(sa.bindparam("count", type_=sa.Integer))
