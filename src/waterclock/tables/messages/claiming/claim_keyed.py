@@ -168,7 +168,7 @@ class _KeyedClaim:
         rates.write(self._context, self._connection)
 
     def _end_turns(self, served: _Served) -> None:
-        """Give new turns to served keys, and put off those with no more due messages or with a used-up rate."""
+        """Assign new turns to served keys, and put off those with no more due messages or with a used-up rate."""
         context, connection, states = self._context, self._connection, served.states
         short = [place for place, its in served.found.items() if len(its) < served.dealt.shares[place]]
         full = [place for place, its in served.found.items() if len(its) == served.dealt.shares[place]]
