@@ -66,14 +66,15 @@ class _DeadlineWatch:
     """Shuts down connections that are checked out for too long. One per process."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # through the condition, each use of it takes two more calls
+        self._changed = threading.Condition(self._lock)
         self._lent: dict[int, tuple[Any, float]] = {}
         self._thread: threading.Thread | None = None
         self._looks_at = 0.0
 
     def add(self, connection: Any, seconds: float) -> None:
         until = moments.monotonic() + seconds
-        with self._changed:
+        with self._lock:
             self._lent[id(connection)] = connection, until
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="waterclock-deadlines", daemon=True)
@@ -83,7 +84,7 @@ class _DeadlineWatch:
 
     def remove(self, connection: Any) -> None:
         if self._lent:
-            with self._changed:
+            with self._lock:
                 self._lent.pop(id(connection), None)
 
     def _run(self) -> None:

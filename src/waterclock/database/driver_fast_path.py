@@ -368,30 +368,14 @@ class DirectConnectionPool:
         commit must survive a crash of the computer. False is for data that concerns only processes of the same
         computer, which do not survive either; on a server every commit survives.
         """
-        return self._lend_alone() if frame is None else self.lend_in(frame, durable=durable)
-
-    @contextmanager
-    def _lend_alone(self) -> Generator[DirectConnection]:
-        # A connection with an error is not reused; if it broke, others of its age are not either.
-        connection = self._take()
-        direct = DirectConnection(connection, self._dialect)
-        may_stay = False  # a statement may be running on it
-        try:
-            yield direct
-            may_stay = not direct.has_failed
-        except exc.DBAPIError as error:
-            if error.connection_invalidated:
-                self.close()
-            raise
-        finally:
-            (self._keep if may_stay else _close)(connection)
+        return _Alone(self) if frame is None else self.lend_in(frame, durable=durable)
 
     @contextmanager
     def lend_in(self, frame: Frame, *, durable: bool) -> Generator[DirectConnection]:
         """Check out a connection in a transaction; see `lend`."""
-        connection = self._take()
+        connection = self.take()
         at_once = frame.together is not None and DirectConnection.together
-        dialect = self._dialect
+        dialect = self.dialect
         direct = PipelinedConnection(connection, dialect, frame) if at_once else DirectConnection(connection, dialect)
         run = direct.runs(frame)
         hurries = bool(frame.hurry) and not durable
@@ -423,7 +407,7 @@ class DirectConnectionPool:
                 self.close()
             raise
         finally:
-            (self._keep if may_stay else _close)(connection)
+            (self.keep if may_stay else _close)(connection)
             if isinstance(direct, PipelinedConnection) and not may_stay:
                 direct.leave_closed()
 
@@ -439,11 +423,12 @@ class DirectConnectionPool:
         return left
 
     @cached_property
-    def _dialect(self) -> sa.Dialect:
+    def dialect(self) -> sa.Dialect:
         """The dialect by which statements are compiled; known after the first connection."""
         return alike(self._engine.dialect)
 
-    def _take(self) -> Any:
+    def take(self) -> Any:
+        """Check out a driver's connection."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -452,7 +437,8 @@ class DirectConnectionPool:
             lent(connection, self._within)
         return connection
 
-    def _keep(self, connection: Any) -> None:
+    def keep(self, connection: Any) -> None:
+        """Take back an intact connection."""
         if self._within is not None or mine.seconds is not None:
             returned(connection)
         if len(self._idle) < self.KEPT:
@@ -474,6 +460,24 @@ class DirectConnectionPool:
             _close(connection)
             raise wrapped(error, dialect) from error
         return connection
+
+
+class _Alone:
+    """Lends a connection on which each statement commits. As a generator, it takes six more calls a statement."""
+
+    def __init__(self, pool: DirectConnectionPool) -> None:
+        self._pool = pool
+
+    def __enter__(self) -> DirectConnection:
+        self._connection = self._pool.take()
+        self._direct = DirectConnection(self._connection, self._pool.dialect)
+        return self._direct
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, exc.DBAPIError) and error.connection_invalidated:
+            self._pool.close()  # others of its age are broken, too
+        # After any error, a statement may be running on it.
+        (self._pool.keep if error is None and not self._direct.has_failed else _close)(self._connection)
 
 
 def _close(connection: Any) -> None:

@@ -66,11 +66,16 @@ class TableContext:
     drawn_ids: DrawnIds = field(default_factory=DrawnIds)  # ids drawn ahead for messages that are put through it
     dead: TableContext | None = None  # its dead-letter table; None if it has none
     lease_length: LeaseLength = field(init=False)  # the length of leases by its options
+    rows_have_bounds: bool = field(init=False)  # whether claims of messages without groups begin at bounds
     _facts: tuple[object, ...] = field(init=False)
     _hash: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lease_length", self.options.lease_length)
+        options = self.options
+        is_plain = options.groups is None and options.turns_by is None
+        its_triggers_clock = self.backend.has_own_clock
+        object.__setattr__(self, "rows_have_bounds", self.sql.marks_late and is_plain and its_triggers_clock)
         # Compared by identity: SQLAlchemy's objects have no other equality, and equal ones share one object.
         shared = id(self.rows), id(self.sql), id(self.backend.now_sql()), id(alike(self.backend.engine.dialect))
         object.__setattr__(self, "_facts", (*shared, self.table_id, self.options.to_json(), self.dead))

@@ -76,8 +76,10 @@ def decide(context: TableContext, deliveries: Sequence[Undecided], verb: str) ->
     Raises `UnavailableError` if a transaction is still open. Waiting for it could deadlock, because this thread may
     have to end it.
     """
-    find_out(context, deliveries)
-    for one in deliveries:
+    asked = [one for one in deliveries if one.undecided]
+    if asked:
+        find_out(context, asked)
+    for one in asked:
         if one.undecided:
             raise UnavailableError(
                 f"cannot {verb} message {one.leased.id!r} of table {context.name!r}: the transaction that acked the"

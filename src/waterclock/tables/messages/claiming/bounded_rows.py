@@ -40,20 +40,9 @@ _ADVANCE_IDLE_EVERY = 5.0
 _SEARCHES = 6
 
 
-def has_bounds(context: TableContext) -> bool:
-    """Return whether claims of a table begin at bounds."""
-    options = context.options
-    return (
-        context.sql.marks_late
-        and options.groups is None
-        and options.turns_by is None
-        and context.backend.has_own_clock  # the trigger's
-    )
-
-
 def bounds_of(context: TableContext) -> Mapping[int, int]:
     """Return the time by priority before which nothing is due except late messages, ns."""
-    if not has_bounds(context):
+    if not context.rows_have_bounds:
         return {}
     bounds = {priority: bound.value for priority, bound in context.reached.groups.of_unassigned().items()}
     # A claim in steps has two statements for each priority with a bound.
@@ -112,7 +101,7 @@ def _note(context: TableContext, search: GroupSearch, *found: _FirstsFound) -> N
 
 def is_ahead(context: TableContext) -> bool:
     """Return whether bounds are known, and nothing was claimed since the last search: another would advance little."""
-    return bool(bounds_of(context)) and context.reached.searches_left < _SEARCHES
+    return context.reached.searches_left < _SEARCHES and bool(bounds_of(context))
 
 
 def begins_search(context: TableContext) -> bool:

@@ -25,7 +25,6 @@ from waterclock.tables.messages.claiming.bounded_rows import (
     advance,
     bounds_of,
     due_from_bounds,
-    has_bounds,
     is_ahead,
     note_claimed,
 )
@@ -56,7 +55,7 @@ def claim(context: TableContext, wanted: Wanted) -> list[Claimed]:
         return _claim_groups(context, wanted) if context.sql.sends_at_once else _claim_in_steps(context, wanted, ())
     if context.options.turns_by is not None:
         return _claim_keyed(context, wanted)
-    is_bounded = context.sql.marks_late and has_bounds(context)
+    is_bounded = context.rows_have_bounds
     if is_bounded and not is_ahead(context):
         advance(context)  # before a claim, which must not fail once it has messages
     marks, bounds = context.marks, bounds_of(context) if is_bounded else _NO_MARKS

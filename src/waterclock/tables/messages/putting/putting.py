@@ -31,6 +31,7 @@ MessageId = int | str | uuid.UUID  # a message's id, of the type given by the ta
 _ALWAYS_FITS = 65_536  # bytes
 _SIZED = (str, bytes)
 _KEY_FIELDS = ("unique", "unique_until", "on_conflict")
+_KEY_FIELDS_SET = frozenset(_KEY_FIELDS)
 _FIELDS = frozenset(
     {"payload", "id", "at", "delay", "group", "headers", "priority", "expires_at", "closes_group", *_KEY_FIELDS}
 )
@@ -163,6 +164,8 @@ def _insert(
     """Insert messages; return those whose ids existed."""
     new = new_rows(context.rows, alike(connection.dialect), messages, fresh=fresh)
     inserted = context.sql.insert_new(connection, context.rows, new, context.backend.now_sql())
+    if len(inserted) == len(messages):
+        return []
     existing: list[dict[str, Any]] = []
     for message_id, message in zip(new.columns["id"], messages, strict=True):
         if message_id in inserted:
@@ -173,7 +176,8 @@ def _insert(
 
 
 def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
-    if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # a caller may give anything
+    # A caller may give anything. Most give a dict, which the first check recognizes without a call.
+    if type(message) is not dict and not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidArgumentError(f"rows must be dicts with the arguments of put, got {quoted(message)}")
     if "payload" not in message:
         raise InvalidArgumentError(f"payload is missing in {quoted(message)}")
@@ -210,7 +214,7 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _keys(context: TableContext, messages: Sequence[Mapping[str, Any]]) -> Sequence[UniqueKey | None]:
-    if not any(name in message for message in messages for name in _KEY_FIELDS):
+    if all(map(_KEY_FIELDS_SET.isdisjoint, messages)):
         return ()
     own = user_column_names(context.rows)  # a column of this name may be older than the argument
     keys = [None if "unique" in own else _key(message) for message in messages]

@@ -27,7 +27,6 @@ from waterclock.errors import RefusedError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.consumers import is_ownerless, release_idle, release_lapsed, release_ownerless
 from waterclock.tables.groups.group_state import contradicts, has_lost_its_place, lock_free_groups, settle
-from waterclock.tables.messages.claiming.bounded_rows import has_bounds
 from waterclock.tables.messages.rows.process_heartbeat import LASTS
 from waterclock.tables.messages.upkeep.ended_rows import delete_ended, delete_left_over, is_left_over
 from waterclock.tables.model.claims.bounds import SAVE_EVERY
@@ -78,7 +77,7 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
 
 def _save_bounds_of_rows(context: TableContext) -> None:
     """Write the bounds of a table without groups, if it has any and that is due again."""
-    if not (has_bounds(context) or (context.options.turns_by is not None and context.sql.is_bounded)):
+    if not (context.rows_have_bounds or (context.options.turns_by is not None and context.sql.is_bounded)):
         context.sweeps.due_at = MAX_NS
     elif context.reached.saved.is_due():
         _save_bounds(context)
