@@ -202,7 +202,7 @@ def test_a_pipeline_that_loses_its_workers_and_is_taken_over_in_a_micro_batch_wr
 ) -> None:
     press = Press(tmp_path)
     press.append(entries=30)
-    with press.running("local[1,2]") as first:  # a failed task is tried again
+    with press.running("local[1,4]") as first:  # a task is tried four times, as on a cluster
         press.kill_workers(first)
         press.pause(first)
         closed = press.finish_here(spark)
