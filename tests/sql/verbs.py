@@ -23,6 +23,7 @@ from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 from waterclock.tables.messages.upkeep.reconcile import heal
 from waterclock.tables.model.days import DAY, Days
 from waterclock.tables.model.schema import message_rows
+from waterclock.tables.model.timing.sweeps import LARGEST_CHUNK
 from waterclock.time import to_time
 from waterclock.topics.topic import Topic
 
@@ -152,6 +153,10 @@ class Scene:
         self._put_in_groups()
         heal(context, idle=True)
         context.sweeps.due_at = 0
+        while context.sweeps.after is not None:  # a busy machine checks fewer groups at once
+            heal(context)
+            context.sweeps.due_at = 0
+        context.sweeps.chunk = LARGEST_CHUNK
         return lambda: heal(context)
 
     def ready_to_claim_exclusively(self) -> Callable[[], Any]:

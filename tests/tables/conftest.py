@@ -15,8 +15,18 @@ from waterclock.connection import Database
 from waterclock.database.per_database_cache import forget_built
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_rows
+from waterclock.tables.model.timing import sweeps
 
 _CLOCK = MovableClock()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def groups_are_checked_at_once() -> Generator[None]:
+    """Let a check of groups go on to the last one, however busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_CHUNK_TAKES", "_FIRST_TAKES"):
+            patch.setattr(sweeps, name, 3_600_000_000_000)
+        yield
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from waterclock.tables.messages.upkeep.reconcile import heal, heal_all
 from waterclock.tables.model.claims.bounds import CLOCK_STEP, GroupBounds, ProvenBound
 from waterclock.tables.model.claims.claim import FIRST_SEQ
 from waterclock.tables.model.schema import CANCELLED
+from waterclock.tables.model.timing import sweeps
 from waterclock.tables.model.timing.sweeps import ENDED_FOR, WHOLE_EVERY
 from waterclock.time import MIN_NS
 
@@ -189,8 +190,9 @@ def test_a_check_of_groups_passes_over_finished_messages_and_earlier_versions_of
 
 @pytest.mark.usefixtures("held")
 def test_a_check_of_all_messages_of_one_group_does_not_read_those_of_others(
-    make_table: Callable[..., MessageTable], database: Database
+    make_table: Callable[..., MessageTable], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sweeps, "_CHUNK_TAKES", 0)
     table = make_table(groups="exclusive")
     table.put_many([{"payload": "x" * 1000, "group": group} for group in ["z", *"abcdef" * (FINISHED // 6)]])
     while claimed := table.receive(100, consumer="x"):

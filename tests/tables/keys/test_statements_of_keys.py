@@ -57,10 +57,8 @@ def test_keys_of_any_text_take_turns_sleep_and_end(make_table: MakeTable, databa
     assert not [key for key, is_due in _keys(database) if is_due != 3]
 
 
-@pytest.mark.both_servers
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)  # SQLite locks the whole database
 def test_a_claim_passes_locked_messages_of_some_of_its_keys(make_table: MakeTable, database: Database) -> None:
-    if database.backend.dialect.name == "sqlite":
-        pytest.skip("SQLite locks the whole database")
     table = make_table(fair_by="group", batch_size=4)
     table.put_many([{"payload": f"{key}{nth}", "group": key} for nth in range(3) for key in "abcd"])
     assert [one.payload for one in table.receive()] == ["a0", "b0", "c0", "d0"]

@@ -306,6 +306,7 @@ def test_groups_are_looked_through_a_piece_at_a_time(
 ) -> None:
     for name in ("_FIRST_CHUNK", "LARGEST_CHUNK"):
         monkeypatch.setattr(sweeps, name, 2)
+    monkeypatch.setattr(sweeps, "_CHUNK_TAKES", 0)
     sequenced.alter(poll_interval="1ns")
     later = database.backend.now() + 3600 * 1_000_000_000
     sequenced.put_many([{"payload": "later", "group": name, "at": later} for name in "abcde"])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from waterclock.tables.model.timing import sweeps as timing
 from waterclock.tables.model.timing.sweeps import LARGEST_CHUNK, Sweeps
 
 MS = 1_000_000
+TIMES = {"_CHUNK_TAKES": 20 * MS, "_FIRST_TAKES": 50 * MS}  # those that `groups_are_checked_at_once` replaces
 
 
 @pytest.fixture
-def sweeps() -> Sweeps:
+def sweeps(monkeypatch: pytest.MonkeyPatch) -> Sweeps:
+    for name, value in TIMES.items():
+        monkeypatch.setattr(timing, name, value)
     return Sweeps()
 
 
@@ -42,6 +46,18 @@ def test_a_round_through_all_messages_begins_with_one_group(sweeps: Sweeps) -> N
     assert sweeps.chunk == LARGEST_CHUNK
     sweeps.begin_round(whole=True)
     assert sweeps.chunk == 1
+
+
+def test_chunks_follow_at_once_until_they_take_20_ms_together(sweeps: Sweeps) -> None:
+    sweeps.due_at = 0
+    sweeps._first_left = 0
+    for took, goes_on in ((1 * MS, True), (18 * MS, True), (2 * MS, False), (30 * MS, False)):
+        sweeps.due_at = 0
+        check(sweeps, took)
+        assert sweeps.goes_on == goes_on
+        assert sweeps.is_due(idle=False) == goes_on
+    check(sweeps, 1 * MS, last=None)
+    assert not sweeps.goes_on
 
 
 def test_an_idle_process_that_has_just_begun_checks_for_50_ms_or_all_groups(sweeps: Sweeps) -> None:

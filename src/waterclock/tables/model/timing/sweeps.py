@@ -45,6 +45,7 @@ class Sweeps:
         self.has_left = False  # whether this round has left wrong groups, because they were locked
         self.chunk = _FIRST_CHUNK  # how many groups to check at once
         self._first_left = _FIRST_TAKES  # how long the first checks of an idle process may still take, ns
+        self._spent = 0  # how long the last chunks took, one after the other, ns
         self._began_at = 0
         self._after: str | None = None
         self._lock = threading.Lock()
@@ -78,8 +79,8 @@ class Sweeps:
 
     @property
     def goes_on(self) -> bool:
-        """Return whether the first checks of the process are not finished."""
-        return self._first_left > 0
+        """Return whether to check the next chunk at once."""
+        return self._spent > 0 or self._first_left > 0
 
     def end(self, last: str | None, took: int, processes: int, every: int) -> None:
         """End a chunk.
@@ -90,13 +91,16 @@ class Sweeps:
         self._first_left = self._first_left - took if last is not None else 0
         self.chunk = _next_chunk(self.chunk, took)
         self._after = last
-        spared = moments.monotonic_ns() + took * SWEEP_SHARE * max(processes, 1)
-        self.due_at = spared if last is not None else max(spared, self._began_at + every)
+        self._spent += max(took, 1)
+        if last is None or self._spent >= _CHUNK_TAKES:
+            spared = moments.monotonic_ns() + self._spent * SWEEP_SHARE * max(processes, 1)
+            self.due_at = spared if last is not None else max(spared, self._began_at + every)
+            self._spent = 0
         self._lock.release()
 
     def give_up(self, every: int) -> None:
         """End a chunk that failed: it is retried in the next round."""
-        self._first_left = 0
+        self._first_left = self._spent = 0
         self.due_at = moments.monotonic_ns() + every
         self._lock.release()
 
