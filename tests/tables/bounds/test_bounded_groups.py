@@ -130,6 +130,21 @@ def test_the_highest_priority_goes_first_even_if_no_bound_of_it_is_known(
     assert table.receive(wait="1ms") == []
 
 
+def test_priorities_without_bounds_do_not_hide_lower_ones(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "MOST_PRIORITIES", 3)
+    table = make_table(groups="sequenced")
+    table.put_many([{"payload": "x", "group": f"g{each}", "priority": each} for each in range(10)])
+    table.ack(table.receive(10))
+    assert len(table.context.reached.groups.of_unassigned()) == 3
+    table.put_many([{"payload": "x", "group": f"g{each}", "priority": each, "delay": "1h"} for each in range(2, 10)])
+    assert table.receive() == []
+    for priority in (0, 1):
+        table.put("x", group=f"g{priority}", priority=priority)
+    assert [one.priority for _ in range(2) for one in table.receive(1)] == [1, 0]
+
+
 def test_no_bound_advances_while_a_statement_waits_for_a_lock(
     make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 
 from waterclock.database.schema.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY
 from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, GroupSearch
 
 
@@ -27,7 +28,7 @@ class DueGroups:
     """When the first groups of an owner are due."""
 
     firsts: dict[int, int]  # by known priority, ns
-    unknown: int | None  # another priority that has groups
+    unknown: int | None  # another priority that has groups, if the search looked there
 
     def highest(self, below: int, until: int | None) -> int | None:
         """Return the highest known priority below ``below`` that has groups due until then, ns; None: at any time."""
@@ -48,11 +49,11 @@ def count_of(known: Sequence[int]) -> int:
     return len(_OWNERS) * (2 * len(known) + 1)
 
 
-def values_of(search: GroupSearch) -> dict[str, Any]:
-    """Return the parameters of `columns_of`."""
+def values_of(search: GroupSearch, below: int = ABOVE_EVERY_PRIORITY) -> dict[str, Any]:
+    """Return the parameters of `columns_of`. Other priorities than the known ones are searched below ``below``."""
     # With NULL, the second of two equal searches finds nothing at once.
     me = None if search.consumer == UNASSIGNED else search.consumer
-    values: dict[str, Any] = {"unassigned": UNASSIGNED, "me": me}
+    values: dict[str, Any] = {"unassigned": UNASSIGNED, "me": me, "below": below}
     for owner, starts in zip(_OWNERS, (search.unassigned, search.own), strict=True):
         values |= {f"low_{owner}_{place}": start.low for place, start in enumerate(starts)}
     for place, priority in enumerate(search.priorities):
@@ -77,7 +78,8 @@ def columns_of(context: TableContext, count: int) -> list[sa.ColumnElement[Any]]
             # of the known priority, and of sequenced groups, of which few have an owner, away from unassigned ones.
             upward = place == 0 < count or (owner == "me" and context.options.groups == "sequenced")
             order = groups.c.priority if upward else groups.c.priority.desc()
-            between = [*its, groups.c.ready_at.is_not(None)]
+            below = sa.bindparam("below", type_=sa.BigInteger)
+            between = [*its, groups.c.ready_at.is_not(None), groups.c.priority < below]
             if place > 0:
                 between.append(groups.c.priority <= _bound("below", place - 1))
             if place < count:

@@ -103,10 +103,10 @@ def _look_from_bounds(
     reached = context.reached
     search = reached.groups.at_values(me)
     known = search.priorities
-    values = {"start": reached.routed.value if after is None else after, **bounded_groups.values_of(search)}
+    values = {"start": reached.routed.value if after is None else after, **bounded_groups.values_of(search, below)}
     found = connection.execute(_looking_from_bounds(context, len(known)), values).one()
     owners = bounded_groups.read(known, found[3:])
-    if any(owner.unknown is not None and owner.unknown < below for owner in owners):
+    if any(owner.unknown is not None for owner in owners):
         return None
     if after is None and found.newest is not None and found.newest < reached.routed.value - 1:
         reached.restart_routing()  # as in `look`
