@@ -111,13 +111,15 @@ def test_a_message_whose_insert_waits_for_a_lock_holds_the_bound_up(
 ) -> None:
     table = make_table(groups="sequenced", id_type="text")
     put = "INSERT INTO orders (id, message, group_id) VALUES ('{}', 'x', '{}')"
+    table.put("x", id="same", group="s", delay="1h")
+    assert table.receive() == []  # routes it, so that nothing but the lock wait holds the bound up
 
     def put_waiting() -> None:
         with database.backend.engine.begin() as connection:
             connection.exec_driver_sql(put.format("same", "waited"))
 
     with ThreadPoolExecutor(1) as threads, database.backend.engine.connect() as first:
-        first.exec_driver_sql(put.format("same", "rolled back"))
+        first.exec_driver_sql("DELETE FROM orders WHERE id = 'same'")
         waiting = threads.submit(put_waiting)
         while database.backend.alone(table.context.sql.now_without_lock_waits) is not None:
             pass
@@ -125,7 +127,7 @@ def test_a_message_whose_insert_waits_for_a_lock_holds_the_bound_up(
             connection.exec_driver_sql(put.format("z", "next"))
         for _ in range(3):
             table.ack(table.receive())
-        first.rollback()
+        first.commit()
         waiting.result()
     [found] = table.receive()
     assert found.group == "waited"
