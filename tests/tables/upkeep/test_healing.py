@@ -176,6 +176,25 @@ def test_a_group_that_is_free_again_while_new_messages_are_routed_keeps_their_or
         assert list(connection.scalars(of_a)) == ["a0", "a1", "a2", "a3", "a4"]
 
 
+@with_locks_of_rows
+def test_a_changed_message_is_routed_while_one_that_shares_its_place_is_locked(
+    sequenced: MessageTable, database: Database, limit: Callable[[ModuleType, str, int], None]
+) -> None:
+    limit(routing, "_ROUTED_AT_ONCE", 2)
+    put(sequenced, "a1", "b1", "c1")
+    for _ in range(2):
+        database.backend.transact(lambda own: routing.route_new(sequenced._context, own))
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET group_id = message"))
+    with database.backend.engine.connect() as other:
+        other.execute(sa.text("SELECT seq FROM orders WHERE message <> 'c1' FOR UPDATE"))
+        database.backend.transact(lambda own: routing.route_new(sequenced._context, own))
+        other.rollback()
+    with database.backend.engine.connect() as connection:
+        routed = sa.text("SELECT message FROM orders WHERE routed = 1 ORDER BY seq")
+        assert list(connection.scalars(routed)) == ["c1"]
+
+
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
 @pytest.mark.parametrize("change", ["time_acked = 1", "time_next = 1, claim_id = NULL"])
 def test_a_heartbeat_holds_on_to_the_rest_of_a_group_for_any_end_of_its_last_message(

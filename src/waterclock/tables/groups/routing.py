@@ -76,7 +76,8 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
         routed = _route_window(context, connection, window, passed)
         if len(window) < most or routed:
             return len(window) == most
-        start = min(max(row.place for row in window) + 1, LAST_SEQ)
+        # Not behind the last place: messages that plain SQL changed can share one, of which the window has only some.
+        start = min(max(start + 1, *(row.place for row in window)), LAST_SEQ)
 
 
 def try_turn(context: TableContext, connection: SqlConnection) -> bool:
