@@ -131,6 +131,17 @@ def test_a_plain_insert_without_an_id_gets_one_that_is_free(database: Database, 
     assert 41 in ids
 
 
+def test_a_column_that_must_not_be_null_gets_its_default(
+    database: Database, connect: Callable[..., Database], clock: MovableClock
+) -> None:
+    make_documents(database, DOCUMENTS.replace("DEFAULT 'eu'", "NOT NULL DEFAULT 'eu'"))
+    table = database.create_table("orders", payload="text", adopt=True)
+    table.put("adopting process")
+    connect(clock=clock).table("orders").put_many([{"payload": "another"}, {"payload": "given", "region": "us"}])
+    regions = {one.payload: one.columns["region"] for one in table.receive(10)}
+    assert regions == {"adopting process": "eu", "another": "eu", "given": "us"}
+
+
 def test_payloads_may_be_bytes(database: Database) -> None:
     dialect = database.backend.dialect.name
     kinds = {

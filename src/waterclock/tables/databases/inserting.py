@@ -14,6 +14,7 @@ from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.database.per_database_cache import built_once
 from waterclock.errors import InvalidArgumentError
+from waterclock.tables.model.schema import NEEDING_DEFAULTS
 
 _Process = Callable[[Any], Any]
 
@@ -42,11 +43,13 @@ class NewRows:
 
 
 def new_rows(rows: sa.Table, dialect: sa.Dialect, messages: Sequence[dict[str, Any]], *, fresh: bool) -> NewRows:
-    """Convert messages to columns."""
+    """Convert messages to columns. Either all or none have a value for a column that needs its default."""
     columns: dict[str, list[Any]] = {}
     for name, process in _processors(rows, dialect, tuple(messages[0])):
         values = list(map(itemgetter(name), messages))
         if name in _IF_LEFT_OUT and values.count(_IF_LEFT_OUT[name]) == len(values):
+            continue
+        if values[0] is None and name in rows.info[NEEDING_DEFAULTS]:
             continue
         columns[name] = values if process is None else _processed(name, values, process)
     return NewRows(columns, fresh)

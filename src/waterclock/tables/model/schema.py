@@ -251,6 +251,9 @@ ADOPTED = "Waterclock: order of insertion"  # marks a column that we added to a 
 PARTITIONED = "waterclock_partitioned"
 """Key in a table's ``info``: whether unacked messages have their own partition, selected by ``time_acked IS NULL``."""
 
+NEEDING_DEFAULTS = "waterclock_needing_defaults"
+"""Key in a table's ``info``: the user's columns that must not be NULL and have a default."""
+
 LONGEST_REASON = "waterclock_longest_reason"
 """Key in a table's ``info``: the maximum length of its ``last_error``; None: unlimited."""
 
@@ -287,11 +290,12 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
             " the table"
         ) from None
     found = {column["name"]: column["type"] for column in columns}
+    defaulted = {one["name"] for one in columns if not one["nullable"] and one["default"] is not None}
     for column in (*OWN_COLUMNS, *([MESSAGE_KEY] if options.turns_by else [])):
         if column not in found:
             raise SchemaError(f"message table {quoted(name)}: its SQL table has no column {column!r}. Add the column")
     extra = tuple(
-        _Extra(column, _column_type(options.columns.get(column, ""), kind))
+        _Extra(column, _column_type(options.columns.get(column, ""), kind), needs_default=column in defaulted)
         for column, kind in found.items()
         if column not in (*OWN_COLUMNS, *_UNSEEN)
     )
@@ -325,15 +329,16 @@ def _column_type(declared: str, found: TypeEngine[Any]) -> TypeEngine[Any]:
 
 
 class _Extra:
-    """A user's column as it is in the database; equal to another of the same name and type."""
+    """A user's column as it is in the database; equal to another of the same name, type and need of a default."""
 
-    def __init__(self, name: str, kind: TypeEngine[Any]) -> None:
+    def __init__(self, name: str, kind: TypeEngine[Any], *, needs_default: bool) -> None:
         self.name = name
         self.kind = kind
+        self.needs_default = needs_default  # whether it has a default and must not be NULL
         # Compared by SQLAlchemy's repr, which has all parameters of a type. A user's type without a key for
         # SQLAlchemy's caches may print less, and equals no other.
         known = getattr(kind, "cache_ok", True) and _has_key(kind._static_cache_key)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # no public one
-        self._facts = (name, type(kind), repr(kind) if known else object())
+        self._facts = (name, needs_default, type(kind), repr(kind) if known else object())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Extra) and self._facts == other._facts
@@ -361,6 +366,7 @@ def _described(
 ) -> sa.Table:
     # Equal tables share one object, in all databases, so that statements are built once.
     rows = message_rows(name, id_type, payload, [sa.Column(one.name, Guarded(one.kind)) for one in extra])
+    rows.info[NEEDING_DEFAULTS] = [one.name for one in extra if one.needs_default]
     rows.info[PARTITIONED] = is_partitioned
     if is_keyed:
         rows.append_column(sa.Column(MESSAGE_KEY, Name, sa.FetchedValue()))

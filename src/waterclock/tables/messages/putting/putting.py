@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.inserting import new_rows
 from waterclock.tables.messages.putting.drawing_ids import draw_uuid
-from waterclock.tables.model.schema import user_column_names
+from waterclock.tables.model.schema import NEEDING_DEFAULTS, user_column_names
 from waterclock.tables.model.values.arguments import many
 from waterclock.tables.model.values.column_values import column_checks
 from waterclock.tables.model.values.texts import check_text
@@ -162,6 +163,11 @@ def _insert(
     context: TableContext, connection: SqlConnection, messages: list[dict[str, Any]], *, fresh: bool
 ) -> list[dict[str, Any]]:
     """Insert messages; return those whose ids existed."""
+    if needing := context.rows.info[NEEDING_DEFAULTS]:
+        # In order, because messages of a group are sent in the order in which they are inserted.
+        runs = [list(run) for _, run in groupby(messages, lambda message: [message[name] is None for name in needing])]
+        if len(runs) > 1:
+            return [one for run in runs for one in _insert(context, connection, run, fresh=fresh)]
     new = new_rows(context.rows, alike(connection.dialect), messages, fresh=fresh)
     inserted = context.sql.insert_new(connection, context.rows, new, context.backend.now_sql())
     if len(inserted) == len(messages):
