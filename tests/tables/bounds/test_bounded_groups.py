@@ -145,6 +145,21 @@ def test_priorities_without_bounds_do_not_hide_lower_ones(
     assert [one.priority for _ in range(2) for one in table.receive(1)] == [1, 0]
 
 
+def test_a_group_is_due_when_it_is_written_and_not_when_the_statement_began(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table(groups="sequenced")
+    now = database.backend.now_sql()
+    with database.backend.engine.connect() as connection:
+        taken = sa.select(sa.func.sleep(0.01), table.context.sql.at_write(now) - now)
+        assert connection.execute(taken).one()[1] >= 10_000_000
+    table.put_many([{"payload": "x", "group": "a"}] * 2)
+    with statements_of(database.backend, "UPDATE waterclock_groups") as seen:
+        table.ack(table.receive(1))
+    assert all("SYSDATE" in text for text, _ in seen if "head=" in text)
+    assert len([text for text, _ in seen if "SYSDATE" in text]) == 2  # routing and the ack
+
+
 def test_no_bound_advances_while_a_statement_waits_for_a_lock(
     make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
 ) -> None:

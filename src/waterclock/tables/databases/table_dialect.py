@@ -280,6 +280,10 @@ class TableDialect(ABC):
         """Return the condition that a row has a key, for a row that the transaction has locked."""
         return sa.and_(*(column == value for column, value in zip(columns, values, strict=True)))
 
+    def at_write(self, now: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Return the time when a row is written, ns. ``now`` is the server's clock, which may stop in a statement."""
+        return now
+
     def change_listed(
         self, value: int, key: LongKey, columns: Sequence[sa.Column[int]], same: Mapping[str, int]
     ) -> sa.Update:

@@ -314,7 +314,7 @@ def contradicts(context: TableContext, *, whole: bool) -> sa.ColumnElement[bool]
     ``whole`` says whether to look for unacked messages before the group's head, too, and for those without a position:
     this reads the entries of all finished messages that an old snapshot shows.
     """
-    noted = settled_values(context, from_first=False)
+    noted = settled_values(context, from_first=False, is_compared=True)
     deciding = [name for name in ("head", "next_position", "ready_at", "idle_since") if name in noted]
     known: dict[str, Any] = {name: groups.c[name] for name in deciding}
     now = context.backend.now_sql()
@@ -367,6 +367,8 @@ def _drained(context: TableContext, name: str = "groups") -> sa.Update:
     out = has_something_out(context)
     closed = groups.c.closes_after < sa.func.coalesce(groups.c.head, MAX_NS)
     now = context.backend.now_sql()
+    if context.backend.has_own_clock:
+        now = context.sql.at_write(now)
     lapse = context.sql.larger(first_of(context, rows.c.time_next), now)
     due = first_of(context, due_at(context, is_exhausted_sql(context), now))
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)

@@ -58,15 +58,18 @@ def settled_values(
     from_first: bool,
     firsts: Sequence[sa.ColumnElement[int]] = (),
     keeps_place: bool = False,
+    is_compared: bool = False,
 ) -> dict[str, Any]:
     """Return the values of a group's row that depend on its messages; ``from_first`` as in `first_of`.
 
     ``firsts`` are its head and, if it is exclusive, its next position, in an UPDATE that reads values that it has set.
 
     ``keeps_place`` says whether a group that was due and still is, with the same message, priority and owner, stays so
-    since then.
+    since then. ``is_compared`` says whether the values are compared with those of the row, instead of written.
     """
     rows, now = context.rows, context.backend.now_sql()
+    if not is_compared and context.backend.has_own_clock:
+        now = context.sql.at_write(now)  # bounds of due groups may have passed the beginning of the statement
     waiting = (rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
 
     def first(value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:

@@ -72,10 +72,12 @@ _LATE = {
     name: f"CASE WHEN routed = 2 AND time_acked IS NULL THEN {column} END"
     for name, column in ((LATE_PRIORITY, "priority"), (LATE_DUE, "time_next"))
 }
+_SINCE_START = "GREATEST(0, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))) * 1000"
+
 # SYSDATE() is the current time, and the others the start of the statement, which may have waited for a lock. The times
 # are not compared in the session's time zone, in which an hour repeats in autumn.
 _IF_LATE = f"""
-            IF NEW.time_next < {NOW} - {LATE_BY} + GREATEST(0, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))) * 1000
+            IF NEW.time_next < {NOW} - {LATE_BY} + {_SINCE_START}
             THEN
                 SET NEW.routed = 2;
             END IF;"""
@@ -296,6 +298,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         """Select them by key, as `lock_keys` does."""
         chosen = super().rows_of_each(table, value, columns, name, skip_locked=skip_locked)
         return chosen.with_hint(table, "FORCE INDEX (PRIMARY)")
+
+    def at_write(self, now: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Add the time that the statement has taken: it may have waited for a lock."""
+        return now + sa.literal_column(_SINCE_START, sa.BigInteger)
 
     def change_listed(
         self, value: int, key: LongKey, columns: Sequence[sa.Column[int]], same: Mapping[str, int]
