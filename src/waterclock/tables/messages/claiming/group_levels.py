@@ -111,7 +111,7 @@ def _look_from_bounds(
     if after is None and found.newest is not None and found.newest < reached.routed.value - 1:
         reached.restart_routing()  # as in `look`
     until = None if ahead else found.now
-    of_unassigned, of_mine = (owner.highest(below, until) for owner in (owners[0], owners[-1]))
+    of_unassigned, of_mine = (owner.highest(below, until) for owner in owners)
     newest = found.newest if after is None else after
     return Look(found.now, found.first_new is not None, of_unassigned, of_mine, newest)
 
@@ -183,9 +183,7 @@ def _due_times(
     connection: SqlConnection,
     me: str,
     top: sa.Row[Any],
-    ends: Sequence[
-        tuple[int | None, bool]
-    ],  # when the first group of each owner is due, and if no other priority has any
+    ends: Sequence[tuple[int | None, bool]],
     *,
     full: bool,
 ) -> Iterator[int]:
