@@ -1,8 +1,8 @@
 """Searches for due groups from lower bounds, on a database that begins at a bound only if it is a constant.
 
 Each known priority is searched upward from its bound. The ranges between known priorities are searched for others.
-`bounded_routing` advances the bounds. A statement makes no group due before its own beginning, so only one that takes
-longer than `WRITTEN_WITHIN` could write a group below a bound.
+`bounded_routing` advances the bounds. They stay behind the clock, because the row of a group is written some time after
+its new time is computed, but a group is not due before that (`TableDialect.at_write`).
 
 A search that finds nothing passes the dead entries behind its range until it meets a row: those of leases that were to
 end later, and those of the neighbouring tables.
