@@ -145,6 +145,22 @@ def test_priorities_without_bounds_do_not_hide_lower_ones(
     assert [one.priority for _ in range(2) for one in table.receive(1)] == [1, 0]
 
 
+def test_a_claim_looks_once_at_each_of_many_priorities(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table, priorities = make_table(groups="sequenced"), bounds.MOST_PRIORITIES + 2
+    each = [{"payload": "x", "group": f"g{priority}", "priority": priority} for priority in range(priorities)]
+    table.put_many(each)
+    while claimed := table.receive(1):
+        table.ack(claimed)
+    table.put_many([one | {"delay": "1h"} for one in each])
+    assert table.receive() == []
+    with statements_of(database.backend, "AS first_new") as seen:
+        table.put("x", group="due", priority=0)
+        assert len(table.receive()) == 1
+    assert len(seen) < 2 * priorities
+
+
 def test_a_group_is_due_when_it_is_written_and_not_when_the_statement_began(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from waterclock._support import moments
 from waterclock.tables.model.timing import sweeps as timing
 from waterclock.tables.model.timing.sweeps import LARGEST_CHUNK, Sweeps
 
@@ -18,9 +19,9 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> Sweeps:
     return Sweeps()
 
 
-def check(sweeps: Sweeps, took: int, last: str | None = "g") -> None:
+def check(sweeps: Sweeps, took: int, last: str | None = "g", *, round_trips: int = 0) -> None:
     assert sweeps.begin()
-    sweeps.end(last, took, 1, 30_000 * MS)
+    sweeps.end(last, took + round_trips, took, 1, 30_000 * MS)
 
 
 def test_the_next_check_reads_as_many_groups_as_take_20_ms(sweeps: Sweeps) -> None:
@@ -38,6 +39,24 @@ def test_a_check_reads_at_least_one_group_and_at_most_four_times_as_many_as_the_
     sweeps.chunk = chunk
     check(sweeps, took)
     assert sweeps.chunk == following
+
+
+def test_round_trips_do_not_make_the_next_check_smaller(sweeps: Sweeps) -> None:
+    sweeps.chunk = 1
+    for _ in range(3):
+        check(sweeps, 1 * MS, round_trips=500 * MS)
+        assert sweeps.goes_on
+    assert sweeps.chunk == 64
+
+
+@pytest.mark.parametrize(("searched", "round_trips", "pause"), [(20, 0, 2000), (20, 300, 3200)])
+def test_checks_take_a_fiftieth_of_all_processes_and_a_tenth_of_their_own(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch, searched: int, round_trips: int, pause: int
+) -> None:
+    monkeypatch.setattr(moments, "monotonic_ns", lambda: 5 * MS)
+    assert sweeps.begin()
+    sweeps.end("g", (searched + round_trips) * MS, searched * MS, 2, 30_000 * MS)
+    assert sweeps.due_at == (5 + pause) * MS
 
 
 def test_a_round_through_all_messages_begins_with_one_group(sweeps: Sweeps) -> None:

@@ -38,8 +38,11 @@ class DueGroups:
 
 def has_bounds(context: TableContext) -> bool:
     """Return whether searches for due groups begin at bounds, on a database that `begins_at_constants`."""
-    return context.backend.has_own_clock
+    return context.backend.has_own_clock and len(context.reached.groups.of_unassigned()) <= MOST_KNOWN
 
+
+MOST_KNOWN = 8
+"""Priorities up to which searches begin at bounds: each is a search of its own, and each number of them a statement."""
 
 _OWNERS = "unassigned", "me"
 

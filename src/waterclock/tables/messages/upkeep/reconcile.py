@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -91,7 +91,7 @@ def _check_chunk(context: TableContext) -> int:
     try:
         if context.reached.saved.is_due():
             _save_bounds(context)
-        last, healed, processes = _check_some(context)
+        look, healed = _check_some(context)
     except BaseException as error:
         sweeps.give_up(every)
         if not isinstance(error, Exception):
@@ -99,24 +99,22 @@ def _check_chunk(context: TableContext) -> int:
         # The claim that follows reports the database's error, or works without this.
         _log.info("cannot check the groups of table %r now: %s", context.name, in_a_line(said_of(error)))
         return 0
-    sweeps.end(last, moments.monotonic_ns() - began, processes, every)
+    sweeps.end(look.last, moments.monotonic_ns() - began, look.took, look.processes, every)
     return healed
 
 
-def _check_some(context: TableContext) -> tuple[str | None, int, int]:
-    """Check the next groups of a round.
-
-    Returns the last of them if there may be more, how many were settled, and how many processes check.
-    """
+def _check_some(context: TableContext) -> tuple[_Look, int]:
+    """Check the next groups of a round; return what was found, and how many were settled."""
     sweeps, saved, backend = context.sweeps, context.reached.saved, context.backend
     if context.sql.is_bounded and sweeps.after is None:
         sweeps.begin_round(whole=not 0 <= backend.now_about() - saved.checked_whole_at < WHOLE_EVERY)
-    last, found, processes = _look(context, sweeps.after, sweeps.chunk, whole=sweeps.is_whole)
-    healed = backend.transact(lambda own: settle_wrong(context, own, found), indexed=True) if found else 0
-    sweeps.has_left |= healed < len(found)
-    if context.sql.is_bounded and sweeps.is_whole and last is None and not sweeps.has_left:
+    look = _look(context, sweeps.after, sweeps.chunk, whole=sweeps.is_whole)
+    wrong = look.wrong
+    healed = backend.transact(lambda own: settle_wrong(context, own, wrong), indexed=True) if wrong else 0
+    sweeps.has_left |= healed < len(wrong)
+    if context.sql.is_bounded and sweeps.is_whole and look.last is None and not sweeps.has_left:
         saved.checked_whole_at = backend.now_about()
-    return last, healed, processes
+    return look, healed
 
 
 def _save_bounds(context: TableContext) -> None:
@@ -146,9 +144,10 @@ def heal_all(context: TableContext) -> int:
             healed += dead
     last: str | None = None
     while True:
-        last, found, _ = _look(context, last, LARGEST_CHUNK, whole=True)
-        if found:
-            healed += context.backend.transact(lambda own, found=found: settle_wrong(context, own, found), indexed=True)
+        look = _look(context, last, LARGEST_CHUNK, whole=True)
+        last, wrong = look.last, look.wrong
+        if wrong:
+            healed += context.backend.transact(lambda own, wrong=wrong: settle_wrong(context, own, wrong), indexed=True)
         if last is None:
             return healed
 
@@ -178,23 +177,26 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
     return len(wrong)
 
 
-def _look(context: TableContext, after: str | None, most: int, *, whole: bool) -> tuple[str | None, list[str], int]:
-    """Check up to ``most`` groups.
+class _Look(NamedTuple):
+    """What a check of some groups found."""
 
-    Returns the last of them if there may be more, the wrong ones, and how many processes check.
+    last: str | None  # the last of the groups if there may be more
+    wrong: list[str]
+    processes: int  # how many processes check the groups of this table
+    took: int  # how long it took beyond the round trips, ns
 
-    ``whole`` is as in `contradicts`.
-    """
+
+def _look(context: TableContext, after: str | None, most: int, *, whole: bool) -> _Look:
+    """Check up to ``most`` groups; ``whole`` is as in `contradicts`."""
     with context.backend.snapshot(indexed=True) as connection:
-        its = {"after": after, "count": most}
-        names = list(connection.scalars(_some_groups(context, begins=after is None), its))
-        processes = connection.execute(
-            _PROCESSES, {"table": context.table_id, "beat": context.backend.now(connection) - LASTS}
-        ).scalar_one()
-        if not names:
-            return None, [], processes
-        found = connection.scalars(_wrong_of(context, whole=whole), {"groups": names})
-        return (names[-1] if len(names) == most else None), list(found), processes
+        living = {"table": context.table_id, "beat": context.backend.now(connection) - LASTS}
+        began = moments.monotonic_ns()
+        processes = connection.execute(_PROCESSES, living).scalar_one()
+        round_trip = moments.monotonic_ns() - began
+        names = list(connection.scalars(_some_groups(context, begins=after is None), {"after": after, "count": most}))
+        wrong = list(connection.scalars(_wrong_of(context, whole=whole), {"groups": names})) if names else []
+        took = moments.monotonic_ns() - began - 3 * round_trip
+        return _Look(names[-1] if len(names) == most else None, wrong, processes, max(took, 0))
 
 
 @built_once(maxsize=256)

@@ -8,9 +8,11 @@ from waterclock._support import moments
 from waterclock.time import MIN_NS
 
 SWEEP_SHARE = 50
-"""Checks of groups take at most one part in this many of the time of all processes: with a million groups a round takes
-minutes instead of a ``poll_interval``.
+"""The searches of checks take at most one part in this many of the time of all processes: with a million groups a round
+takes minutes instead of a ``poll_interval``.
 """
+
+_OWN_SHARE = 10  # with their round trips, checks take at most one part in this many of a process's time
 
 WHOLE_EVERY = 600_000_000_000
 """How often a process searches for expired messages from the first one on, and on PostgreSQL for messages before the
@@ -46,6 +48,7 @@ class Sweeps:
         self.chunk = _FIRST_CHUNK  # how many groups to check at once
         self._first_left = _FIRST_TAKES  # how long the first checks of an idle process may still take, ns
         self._spent = 0  # how long the last chunks took, one after the other, ns
+        self._searched = 0  # how long of that is not for round trips
         self._began_at = 0
         self._after: str | None = None
         self._lock = threading.Lock()
@@ -82,32 +85,35 @@ class Sweeps:
         """Return whether to check the next chunk at once."""
         return self._spent > 0 or self._first_left > 0
 
-    def end(self, last: str | None, took: int, processes: int, every: int) -> None:
+    def end(self, last: str | None, took: int, searched: int, processes: int, every: int) -> None:
         """End a chunk.
 
-        ``last`` is its last group; None after the last one. ``took`` is how long it took, ns. ``processes`` is how many
-        processes do the same. A new round begins after ``every``, ns.
+        ``last`` is its last group; None after the last one. ``took`` is how long it took, and ``searched`` how long
+        without the round trips, ns. ``processes`` is how many processes do the same. A new round begins after
+        ``every``, ns.
         """
         self._first_left = self._first_left - took if last is not None else 0
-        self.chunk = _next_chunk(self.chunk, took)
+        self.chunk = _next_chunk(self.chunk, searched)
         self._after = last
         self._spent += max(took, 1)
-        if last is None or self._spent >= _CHUNK_TAKES:
-            spared = moments.monotonic_ns() + self._spent * SWEEP_SHARE * max(processes, 1)
+        self._searched += searched
+        if last is None or self._searched >= _CHUNK_TAKES:
+            pause = max(self._searched * SWEEP_SHARE * max(processes, 1), self._spent * min(_OWN_SHARE, SWEEP_SHARE))
+            spared = moments.monotonic_ns() + pause
             self.due_at = spared if last is not None else max(spared, self._began_at + every)
-            self._spent = 0
+            self._spent = self._searched = 0
         self._lock.release()
 
     def give_up(self, every: int) -> None:
         """End a chunk that failed: it is retried in the next round."""
-        self._first_left = self._spent = 0
+        self._first_left = self._spent = self._searched = 0
         self.due_at = moments.monotonic_ns() + every
         self._lock.release()
 
 
-def _next_chunk(chunk: int, took: int) -> int:
-    """Return how many groups to check after a check of ``chunk`` groups that took ``took`` ns."""
-    fitting = chunk * _CHUNK_TAKES // max(took, 1)
+def _next_chunk(chunk: int, searched: int) -> int:
+    """Return how many groups to check after a check of ``chunk`` groups that took ``searched`` ns."""
+    fitting = chunk * _CHUNK_TAKES // max(searched, 1)
     return max(1, min(fitting, chunk * _GROWS_BY, LARGEST_CHUNK))
 
 
