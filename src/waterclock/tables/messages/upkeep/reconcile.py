@@ -104,7 +104,7 @@ def _check_chunk(context: TableContext) -> int:
 
 
 def _check_some(context: TableContext) -> tuple[_Look, int]:
-    """Check the next groups of a round; return what was found, and how many were settled."""
+    """Check the next groups of a round; return the result, and how many groups were settled."""
     sweeps, saved, backend = context.sweeps, context.reached.saved, context.backend
     if context.sql.is_bounded and sweeps.after is None:
         sweeps.begin_round(whole=not 0 <= backend.now_about() - saved.checked_whole_at < WHOLE_EVERY)
