@@ -108,7 +108,7 @@ class Bare(sa.types.UserDefinedType[Any]):
 
 def test_columns_are_alike_by_all_that_their_types_were_made_with() -> None:
     def same(one: Any, other: Any) -> bool:
-        return _Extra("a", one) == _Extra("a", other)
+        return _Extra("a", one, needs_default=False) == _Extra("a", other, needs_default=False)
 
     assert same(sa.String(5), sa.String(5))
     assert not same(sa.String(5), sa.String(6))
@@ -116,4 +116,5 @@ def test_columns_are_alike_by_all_that_their_types_were_made_with() -> None:
     assert same(mysql.ENUM("x", "y"), mysql.ENUM("x", "y"))
     assert not same(mysql.ENUM("x", "y"), mysql.ENUM("x", "z"))
     assert not same(Bare(), Bare())
-    assert _Extra("a", sa.String(5)) != _Extra("b", sa.String(5))
+    assert _Extra("a", sa.String(5), needs_default=False) != _Extra("b", sa.String(5), needs_default=False)
+    assert _Extra("a", sa.String(5), needs_default=False) != _Extra("a", sa.String(5), needs_default=True)
