@@ -118,7 +118,7 @@ def test_a_claim_in_steps_looks_from_the_bounds_on(make_table: Callable[..., Mes
         table.ack(table.receive(10))
     searches = [(text, values) for text, values in seen if "AS of_mine" in text or "ready_at <=" in text]
     assert len(searches) > 2
-    assert max(buffers(database, text, values) for text, values in searches) < 80
+    assert max(buffers(database, text, values) for text, values in searches) < FINISHED / 6
 
 
 @pytest.mark.usefixtures("held")
