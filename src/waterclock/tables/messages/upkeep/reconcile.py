@@ -103,7 +103,7 @@ def _check_chunk(context: TableContext) -> int:
     return healed
 
 
-def _check_some(context: TableContext) -> tuple[_Checked, int]:
+def _check_some(context: TableContext) -> tuple[_CheckedGroups, int]:
     """Check the next groups of a round; return the result, and how many groups were settled."""
     sweeps, saved, backend = context.sweeps, context.reached.saved, context.backend
     if context.sql.is_bounded and sweeps.after is None:
@@ -177,7 +177,7 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
     return len(wrong)
 
 
-class _Checked(NamedTuple):
+class _CheckedGroups(NamedTuple):
     """What a check of some groups found."""
 
     last: str | None  # the last of the groups if there may be more
@@ -186,7 +186,7 @@ class _Checked(NamedTuple):
     took: int  # how long it took beyond the round trips, ns
 
 
-def _look(context: TableContext, after: str | None, most: int, *, whole: bool) -> _Checked:
+def _look(context: TableContext, after: str | None, most: int, *, whole: bool) -> _CheckedGroups:
     """Check up to ``most`` groups; ``whole`` is as in `contradicts`."""
     with context.backend.snapshot(indexed=True) as connection:
         living = {"table": context.table_id, "beat": context.backend.now(connection) - LASTS}
@@ -196,7 +196,7 @@ def _look(context: TableContext, after: str | None, most: int, *, whole: bool) -
         names = list(connection.scalars(_some_groups(context, begins=after is None), {"after": after, "count": most}))
         wrong = list(connection.scalars(_wrong_of(context, whole=whole), {"groups": names})) if names else []
         took = moments.monotonic_ns() - began - 3 * round_trip
-        return _Checked(names[-1] if len(names) == most else None, wrong, processes, max(took, 0))
+        return _CheckedGroups(names[-1] if len(names) == most else None, wrong, processes, max(took, 0))
 
 
 @built_once(maxsize=256)
