@@ -24,7 +24,7 @@ _CLOCK = MovableClock()
 def groups_are_checked_at_once() -> Generator[None]:
     """Let a check of groups go on to the last one, however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_CHUNK_TAKES", "_FIRST_TAKES"):
+        for name in ("_CHUNK_TAKES", "_VISIT_TAKES", "_FIRST_TAKES"):
             patch.setattr(sweeps, name, 3_600_000_000_000)
         yield
 

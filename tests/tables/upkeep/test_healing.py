@@ -29,7 +29,8 @@ with_locks_of_rows = pytest.mark.parametrize("database_url", ["postgresql", "mar
 @pytest.fixture
 def looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tests, of which each builds its statements, look again at once."""
-    monkeypatch.setattr(sweeps, "SWEEP_SHARE", 0)
+    for share in ("SWEEP_SHARE", "_OWN_SHARE"):
+        monkeypatch.setattr(sweeps, share, 0)
 
 
 @contextmanager

@@ -9,7 +9,11 @@ from waterclock.tables.model.timing import sweeps as timing
 from waterclock.tables.model.timing.sweeps import LARGEST_CHUNK, Sweeps
 
 MS = 1_000_000
-TIMES = {"_CHUNK_TAKES": 20 * MS, "_FIRST_TAKES": 50 * MS}  # those that `groups_are_checked_at_once` replaces
+TIMES = {
+    "_CHUNK_TAKES": 20 * MS,
+    "_VISIT_TAKES": 250 * MS,
+    "_FIRST_TAKES": 50 * MS,
+}  # those that `groups_are_checked_at_once` replaces
 
 
 @pytest.fixture
@@ -44,9 +48,17 @@ def test_a_check_reads_at_least_one_group_and_at_most_four_times_as_many_as_the_
 def test_round_trips_do_not_make_the_next_check_smaller(sweeps: Sweeps) -> None:
     sweeps.chunk = 1
     for _ in range(3):
-        check(sweeps, 1 * MS, round_trips=500 * MS)
+        check(sweeps, 1 * MS, round_trips=60 * MS)
         assert sweeps.goes_on
     assert sweeps.chunk == 64
+
+
+def test_chunks_do_not_follow_at_once_after_250_ms_of_round_trips(sweeps: Sweeps) -> None:
+    sweeps._first_left = 0
+    check(sweeps, 0, round_trips=249 * MS)
+    assert sweeps.goes_on
+    check(sweeps, 0, round_trips=1 * MS)
+    assert not sweeps.goes_on
 
 
 @pytest.mark.parametrize(("searched", "round_trips", "pause"), [(20, 0, 2000), (20, 300, 3200)])

@@ -20,7 +20,14 @@ from waterclock.tables.groups.first_positions import (
     first_values,
     searches_for,
 )
-from waterclock.tables.groups.settled_values import due_at, first_of, first_place, is_exhausted_sql, settled_values
+from waterclock.tables.groups.settled_values import (
+    due_at,
+    first_of,
+    first_place,
+    is_exhausted_sql,
+    settled_values,
+    written_at,
+)
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.epochs import uncounted_sql
 from waterclock.tables.model.schema import FURTHEST, not_acked
@@ -366,9 +373,7 @@ def _drained(context: TableContext, name: str = "groups") -> sa.Update:
     rows = context.rows
     out = has_something_out(context)
     closed = groups.c.closes_after < sa.func.coalesce(groups.c.head, MAX_NS)
-    now = context.backend.now_sql()
-    if context.backend.has_own_clock:
-        now = context.sql.at_write(now)
+    now = written_at(context)
     lapse = context.sql.larger(first_of(context, rows.c.time_next), now)
     due = first_of(context, due_at(context, is_exhausted_sql(context), now))
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)

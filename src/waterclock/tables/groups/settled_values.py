@@ -67,9 +67,8 @@ def settled_values(
     ``keeps_place`` says whether a group that was due and still is, with the same message, priority and owner, stays so
     since then. ``is_compared`` says whether the values are compared with those of the row, instead of written.
     """
-    rows, now = context.rows, context.backend.now_sql()
-    if not is_compared and context.backend.has_own_clock:
-        now = context.sql.at_write(now)  # bounds of due groups may have passed the beginning of the statement
+    rows = context.rows
+    now = context.backend.now_sql() if is_compared else written_at(context)
     waiting = (rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
 
     def first(value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
@@ -129,6 +128,12 @@ def settled_values(
             due_at(context, is_exhausted_sql(context) & over, _since(keeps_place, _is_head(rows), now))
         )
     return values
+
+
+def written_at(context: TableContext) -> sa.ColumnElement[int]:
+    """Return the time at which a group is written: bounds may have passed the beginning of the statement."""
+    now = context.backend.now_sql()
+    return context.sql.at_write(now) if context.backend.has_own_clock else now
 
 
 def _is_head(rows: sa.FromClause) -> sa.ColumnElement[bool]:

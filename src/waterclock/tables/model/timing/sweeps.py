@@ -34,6 +34,8 @@ LARGEST_CHUNK = 2000
 
 _CHUNK_TAKES = 20_000_000  # how long one check of some groups should take, ns: a claim waits for it
 
+_VISIT_TAKES = 250_000_000  # how long chunks that follow each other may take with their round trips, ns
+
 _FIRST_CHUNK = 32  # groups in the first check
 _GROWS_BY = 4
 
@@ -97,8 +99,8 @@ class Sweeps:
         self._after = last
         self._spent += max(took, 1)
         self._searched += searched
-        if last is None or self._searched >= _CHUNK_TAKES:
-            pause = max(self._searched * SWEEP_SHARE * max(processes, 1), self._spent * min(_OWN_SHARE, SWEEP_SHARE))
+        if last is None or self._searched >= _CHUNK_TAKES or self._spent >= _VISIT_TAKES:
+            pause = max(self._searched * SWEEP_SHARE * max(processes, 1), self._spent * _OWN_SHARE)
             spared = moments.monotonic_ns() + pause
             self.due_at = spared if last is not None else max(spared, self._began_at + every)
             self._spent = self._searched = 0
