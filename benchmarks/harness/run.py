@@ -88,7 +88,7 @@ def main() -> int:
         adapters.ADAPTERS[name] = _entry(adapters, folder, lambda _skip, folder=folder: _install(folder), command, {})
     folder = adapters.SCRIPT_DIR / "awa-bench"
     command = [str(_environment(folder) / "bin" / "python"), str(HERE / "awa_adapter.py"), str(folder / "adapter.json")]
-    adapters.ADAPTERS["awa"] = _entry(adapters, folder, lambda _skip: _install(folder, ["awa-pg"]), command, {})
+    adapters.ADAPTERS["awa"] = _entry(adapters, folder, partial(_built, folder, ["awa-pg"]), command, {})
     for name, (packages, tables) in PEERS.items():
         folder = adapters.SCRIPT_DIR / f"{name}-python-bench"
         folder.mkdir(exist_ok=True)

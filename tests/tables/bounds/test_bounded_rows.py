@@ -16,6 +16,7 @@ from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_rows
 from waterclock.tables.messages.claiming.bounded_rows import advance, bounds_of
+from waterclock.tables.model.claims.bounds import LATE_BY
 
 on_postgresql, on_mariadb, on_both = (
     pytest.mark.parametrize("database_url", names, indirect=True)
@@ -69,6 +70,45 @@ def test_neither_a_claim_nor_a_wait_walks_over_finished_messages(
     with statements_of(database.backend) as seen:
         assert table.receive(wait="1ms") == []
     assert max(buffers(database, *one) for one in seen) < 60 < buffers(database, *claim_of(walking))
+
+
+def let_other_transactions_pass(database: Database) -> None:
+    """Let so many end that the oldest transaction in progress is old."""
+    with database.backend.engine.connect() as connection:
+        for _ in range(120):
+            connection.exec_driver_sql("SELECT txid_current()")
+            connection.commit()
+
+
+@on_postgresql
+def test_a_transaction_that_has_an_id_and_wrote_nothing_does_not_hold_bounds_back(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    with database.backend.engine.connect() as forgotten:
+        forgotten.exec_driver_sql("SELECT txid_current()")
+        pass_through(table)
+        let_other_transactions_pass(database)
+        for _ in range(4):
+            assert table.receive() == []
+        assert bounds_of(table.context)[0] > table.context.backend.now() - 60_000_000_000
+
+
+@on_postgresql
+def test_a_message_that_a_long_transaction_commits_is_found(
+    make_table: Callable[..., MessageTable], database: Database
+) -> None:
+    table = make_table()
+    pass_through(table)
+    with database.backend.engine.connect() as late:
+        almost_late = table.context.backend.now() - LATE_BY * 9 // 10
+        put = "INSERT INTO orders (message, time_next) VALUES ('late', :at)"
+        late.execute(sa.text(put), {"at": almost_late})
+        let_other_transactions_pass(database)
+        for _ in range(6):
+            assert table.receive() == []
+        late.commit()
+    assert [one.payload for one in table.receive()] == ["late"]
 
 
 @on_mariadb

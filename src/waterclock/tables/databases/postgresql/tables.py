@@ -84,6 +84,26 @@ _NUMBERED = (
     """
     CREATE TRIGGER %(numbered)s BEFORE INSERT ON %(table)s FOR EACH STATEMENT EXECUTE FUNCTION %(numbered)s()""",
 )
+# The oldest transaction in progress, or if that is old, the oldest one that may have written in this database. A
+# transaction locks a table before it draws a seq or reads the time, and until its changes are visible. It is passed
+# over if it still runs and has no such lock: its later changes have keys above all bounds. The locks must be read only
+# once, because a transaction that ends between two reads could seem to run without a lock.
+_OLDEST = """CASE WHEN txid_snapshot_xmax(txid_current_snapshot()) - txid_snapshot_xmin(txid_current_snapshot()) < 100
+    THEN txid_snapshot_xmin(txid_current_snapshot())
+    ELSE (
+        SELECT coalesce(min(runs), txid_snapshot_xmax(txid_current_snapshot()))
+        FROM txid_snapshot_xip(txid_current_snapshot()) AS runs
+        WHERE runs & 4294967295 NOT IN (
+            SELECT unnest(array_agg(CAST(CAST(transactionid AS text) AS bigint)) FILTER (
+                WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted))
+            FROM pg_locks
+            WHERE pid IS NOT NULL
+            GROUP BY pid
+            HAVING NOT bool_or(locktype = 'relation' AND mode <> 'AccessShareLock'
+                AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+        )
+    )
+END"""
 # It fires behind the triggers that set the due time, because its name sorts behind theirs. The user's triggers may set
 # it in any UPDATE.
 _LATE_TRIGGERS = (
@@ -248,14 +268,14 @@ class PostgresqlTables(TableDialect):
         return first_late(rows, priority)
 
     def seen_by(self, marks: sa.ColumnElement[bool]) -> tuple[sa.ColumnElement[int], sa.ColumnElement[int]]:
-        """Return the oldest transaction that was in progress, and if ``marks`` the id of this transaction.
+        """Return the oldest transaction that may have changed messages, and if ``marks`` the id of this transaction.
 
         Messages put by transactions that begin later have greater seqs than those that exist, because a transaction
         has an id before it draws a seq.
         """
-        oldest = sa.func.txid_snapshot_xmin(sa.func.txid_current_snapshot())
+        oldest = sa.literal_column(_OLDEST, sa.BigInteger)
         mark = sa.case((marks, sa.type_coerce(sa.func.txid_current(), sa.BigInteger)))
-        return sa.type_coerce(oldest, sa.BigInteger), mark
+        return oldest, mark
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Return the condition that ``column`` is in the array bound as ``name``: one parameter of any length."""
