@@ -178,6 +178,31 @@ def test_a_group_that_is_free_again_while_new_messages_are_routed_keeps_their_or
 
 
 @with_locks_of_rows
+def test_routing_reads_few_of_the_new_messages_of_a_locked_group(
+    sequenced: MessageTable,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: Callable[[ModuleType, str, int], None],
+) -> None:
+    limit(routing, "_ROUTED_AT_ONCE", 2)
+    put(sequenced, "a0")
+    sequenced.receive()
+    put(sequenced, *["a1"] * 20, "b1")
+    windows: list[list[str]] = []
+    route_window = routing._route_window
+
+    def noting(context: Any, connection: Any, window: Any, passed: set[str]) -> bool:
+        windows.append([row.group for row in window])
+        return route_window(context, connection, window, passed)
+
+    monkeypatch.setattr(routing, "_route_window", noting)
+    with database.backend.engine.connect() as other:
+        other.execute(sa.select(groups).where(groups.c.group_id == "a").with_for_update())
+        database.backend.transact(lambda own: routing.route_new(sequenced._context, own))
+    assert windows == [["a", "a"], ["b"]]
+
+
+@with_locks_of_rows
 def test_a_changed_message_is_routed_while_one_that_shares_its_place_is_locked(
     sequenced: MessageTable, database: Database, limit: Callable[[ModuleType, str, int], None]
 ) -> None:

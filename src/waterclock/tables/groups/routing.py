@@ -20,7 +20,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import groups, message_tables
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.databases.table_dialect import KEPT
+from waterclock.tables.databases.table_dialect import KEPT, NAMED_AT_ONCE
 from waterclock.tables.groups.group_state import (
     UNGROUPED,
     append_to,
@@ -70,14 +70,18 @@ def route_new(context: TableContext, connection: SqlConnection, passed: Collecti
         return None
     start, most = context.reached.routed.value, min(context.sql.routed_at_once, _ROUTED_AT_ONCE)
     passed = set(context.refused_groups.now()) if passed is None and context.refused_groups.some else set(passed or ())
+    skipped: list[str] = []
     while True:
-        found = connection.execute(_window(context), {"start": start}).all()
+        its = {"start": start} | ({"skipped": skipped} if skipped else {})
+        found = connection.execute(_window(context, skips=bool(skipped)), its).all()
         window = sorted(found if context.sql.one_writer else _seen_or_locked(found), key=attrgetter("seq"))
         routed = _route_window(context, connection, window, passed)
         if len(window) < most or routed:
             return len(window) == most
         # Not behind the last place: messages that plain SQL changed can share one, of which the window has only some.
         start = min(max(start + 1, *(row.place for row in window)), LAST_SEQ)
+        # A locked group may have very many messages, which would be locked and read window by window.
+        skipped = sorted(passed)[:NAMED_AT_ONCE]
 
 
 def try_turn(context: TableContext, connection: SqlConnection) -> bool:
@@ -261,13 +265,17 @@ def _any_unrouted(context: TableContext) -> sa.Select[Any]:
 
 
 @built_once(maxsize=256)
-def _window(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
-    """Select the next new messages, and lock those that no other transaction has locked."""
-    seen = _next_new(context, context.rows.alias("seen")).subquery("seen")
+def _window(context: TableContext, *, skips: bool) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
+    """Select the next new messages, and lock those that no other transaction has locked.
+
+    ``skips`` says whether to skip the groups bound as ``skipped``.
+    """
+    search = partial(_next_new, context, skips=skips)
+    seen = search(context.rows.alias("seen")).subquery("seen")
     if context.sql.one_writer:
         return sa.select(seen, _YES.label("ours"))
     still = sa.func.coalesce(context.rows.c.routed, 1) != 1
-    locked = context.sql.lock_free(context.rows, partial(_next_new, context), still).subquery("locked")
+    locked = context.sql.lock_free(context.rows, search, still).subquery("locked")
     # Joined here, not in SQL: without statistics, a planner would read all of one side for each row of the other.
     return sa.union_all(sa.select(seen, sa.literal_column("0").label("ours")), sa.select(locked, _YES.label("ours")))
 
@@ -280,7 +288,7 @@ def _seen_or_locked(found: Sequence[_Row]) -> list[_Row]:
     return [mine if mine.group == row.group else row for row, mine in both]
 
 
-def _next_new(context: TableContext, rows: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
+def _next_new(context: TableContext, rows: sa.FromClause, *, skips: bool) -> sa.Select[*tuple[Any, ...]]:
     place = context.sql.routing_place(rows)
     is_acked = rows.c.time_acked.is_not(None)
     is_new = rows.c.position.is_(None) & ~is_acked
@@ -294,6 +302,8 @@ def _next_new(context: TableContext, rows: sa.FromClause) -> sa.Select[*tuple[An
         rows.c.closes_group.label("closes"),
     )
     found = context.sql.by_unrouted_index(found, rows).where(unrouted_from(context, rows, "start"))
+    if skips:
+        found = found.where(~context.sql.computed_any_of(group_of(rows), "skipped"))
     return found.order_by(*context.sql.routing_order(rows)).limit(min(context.sql.routed_at_once, _ROUTED_AT_ONCE))
 
 
