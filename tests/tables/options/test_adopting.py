@@ -142,6 +142,40 @@ def test_a_column_that_must_not_be_null_gets_its_default(
     assert regions == {"adopting process": "eu", "another": "eu", "given": "us"}
 
 
+def test_columns_that_the_database_generates_are_left_to_it(
+    database: Database, connect: Callable[..., Database], clock: MovableClock
+) -> None:
+    kind = database.backend.engine.dialect.name
+    database.create_table("orders", payload="text", dead_letter="dead")
+    run(database, "ALTER TABLE dead ADD COLUMN twice bigint")
+    where = "VIRTUAL" if kind == "sqlite" else "STORED"
+    run(database, f"ALTER TABLE orders ADD COLUMN twice bigint GENERATED ALWAYS AS (id * 2) {where}")
+    if kind == "postgresql":
+        run(database, "ALTER TABLE orders ADD COLUMN line bigint GENERATED ALWAYS AS IDENTITY")
+        run(database, "ALTER TABLE dead ADD COLUMN line bigint")
+    table = connect(clock=clock).table("orders")
+    table.put("one", id=3, unique="key")
+    table.put("replaced", unique="key", on_conflict="replace")
+    table.put_many([{"payload": "two", "id": 5}, {"payload": "three", "id": 7}])
+    table.dead_letter(5, "broken")
+    assert table.redrive() == 1
+    assert {one.payload: one.columns["twice"] for one in table.receive(10)} == {"replaced": 6, "two": 10, "three": 14}
+
+
+def test_values_reach_columns_with_odd_names(database: Database) -> None:
+    odd = {"time next": 1, "a:b": 2, "a_b": 3, "c%d (e)": 4, "f.g[h]": 5}
+    quote = database.backend.engine.dialect.identifier_preparer.quote_identifier
+    more = ", ".join(f"{quote(name)} bigint" for name in odd).replace("%%", "%").replace(":", r"\:")
+    make_documents(database, DOCUMENTS.replace("region varchar(20) DEFAULT 'eu'", more))
+    table = database.create_table("orders", payload="text", adopt=True)
+    table.put("one", **odd)
+    table.put_many([{"payload": "two", **odd}, {"payload": "three", **odd}])
+    table.put_many([{"payload": "four", "id": 99, **odd}])
+    table.put("five", unique="key")
+    table.put("five", unique="key", on_conflict="replace", **odd)
+    assert [one.columns for one in table.receive(10)] == [odd] * 5
+
+
 def test_payloads_may_be_bytes(database: Database) -> None:
     dialect = database.backend.dialect.name
     kinds = {

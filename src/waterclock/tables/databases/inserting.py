@@ -37,9 +37,22 @@ class NewRows:
     def count(self) -> int:
         return len(self.columns["id"])
 
+    @property
+    def parameters(self) -> dict[str, list[Any]]:
+        """Return the values by the names of their parameters."""
+        return {parameter_name(name): values for name, values in self.columns.items()}
+
     def tuples(self, names: Sequence[str]) -> list[tuple[Any, ...]]:
         """Return the values of these columns, message by message."""
         return list(zip(*(self.columns[name] for name in names), strict=True))
+
+
+def parameter_name(column: str) -> str:
+    """Return a parameter's name for a column's value.
+
+    SQLAlchemy would change a name with spaces or punctuation, perhaps to that of another column.
+    """
+    return column if column.isidentifier() else f"column_{column.encode().hex()}"
 
 
 def new_rows(rows: sa.Table, dialect: sa.Dialect, messages: Sequence[dict[str, Any]], *, fresh: bool) -> NewRows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -252,7 +252,10 @@ PARTITIONED = "waterclock_partitioned"
 """Key in a table's ``info``: whether unacked messages have their own partition, selected by ``time_acked IS NULL``."""
 
 NEEDING_DEFAULTS = "waterclock_needing_defaults"
-"""Key in a table's ``info``: the user's columns that must not be NULL and have a default."""
+"""Key in a table's ``info``: the user's columns that cannot be NULL and have a default, or that are generated."""
+
+GENERATED = "waterclock_generated"
+"""Key in a table's ``info``: the user's columns whose values the database generates, and that no statement may set."""
 
 LONGEST_REASON = "waterclock_longest_reason"
 """Key in a table's ``info``: the maximum length of its ``last_error``; None: unlimited."""
@@ -290,12 +293,18 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
             " the table"
         ) from None
     found = {column["name"]: column["type"] for column in columns}
-    defaulted = {one["name"] for one in columns if not one["nullable"] and one["default"] is not None}
+    generated = {one["name"] for one in columns if "computed" in one or one.get("identity", {}).get("always")}
+    defaulted = {one["name"] for one in columns if not one["nullable"] and (one["default"] or one.get("identity"))}
     for column in (*OWN_COLUMNS, *([MESSAGE_KEY] if options.turns_by else [])):
         if column not in found:
             raise SchemaError(f"message table {quoted(name)}: its SQL table has no column {column!r}. Add the column")
     extra = tuple(
-        _Extra(column, _column_type(options.columns.get(column, ""), kind), needs_default=column in defaulted)
+        _Extra(
+            column,
+            _column_type(options.columns.get(column, ""), kind),
+            needs_default=column in defaulted | generated,
+            is_generated=column in generated,
+        )
         for column, kind in found.items()
         if column not in (*OWN_COLUMNS, *_UNSEEN)
     )
@@ -329,16 +338,17 @@ def _column_type(declared: str, found: TypeEngine[Any]) -> TypeEngine[Any]:
 
 
 class _Extra:
-    """A user's column as it is in the database; equal to another of the same name, type and need of a default."""
+    """A user's column as it is in the database; equal to another of the same name, type and origin of its values."""
 
-    def __init__(self, name: str, kind: TypeEngine[Any], *, needs_default: bool) -> None:
+    def __init__(self, name: str, kind: TypeEngine[Any], *, needs_default: bool, is_generated: bool) -> None:
         self.name = name
         self.kind = kind
-        self.needs_default = needs_default  # whether it has a default and must not be NULL
+        self.is_generated = is_generated  # as of `GENERATED`
+        self.needs_default = needs_default  # as of `NEEDING_DEFAULTS`
         # Compared by SQLAlchemy's repr, which has all parameters of a type. A user's type without a key for
         # SQLAlchemy's caches may print less, and equals no other.
         known = getattr(kind, "cache_ok", True) and _has_key(kind._static_cache_key)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # no public one
-        self._facts = (name, needs_default, type(kind), repr(kind) if known else object())
+        self._facts = (name, needs_default, is_generated, type(kind), repr(kind) if known else object())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Extra) and self._facts == other._facts
@@ -367,6 +377,7 @@ def _described(
     # Equal tables share one object, in all databases, so that statements are built once.
     rows = message_rows(name, id_type, payload, [sa.Column(one.name, Guarded(one.kind)) for one in extra])
     rows.info[NEEDING_DEFAULTS] = [one.name for one in extra if one.needs_default]
+    rows.info[GENERATED] = {one.name for one in extra if one.is_generated}
     rows.info[PARTITIONED] = is_partitioned
     if is_keyed:
         rows.append_column(sa.Column(MESSAGE_KEY, Name, sa.FetchedValue()))
@@ -381,6 +392,11 @@ def _described(
 def user_column_names(rows: sa.Table) -> tuple[str, ...]:
     """Return the names of the user's columns."""
     return tuple(column.name for column in rows.columns if column.name not in (*OWN_COLUMNS, MESSAGE_KEY))
+
+
+def settable(names: Iterable[str], rows: sa.Table) -> list[str]:
+    """Return those of these columns that an insert into a table may set."""
+    return [name for name in names if name not in rows.info[GENERATED]]
 
 
 def key_source(name: str, columns: Sequence[sa.Column[Any]]) -> KeySource:

@@ -11,7 +11,7 @@ from sqlalchemy import exc
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.inserting import NewRows, parameter_name
 
 _DUPLICATE = 1062
 # The driver splits statements longer than about a million bytes, and one part could fail alone. A character has at most
@@ -41,9 +41,9 @@ def _insert(
         try:
             names = tuple(next(iter(unknown.values())))
             text = _insert_text(rows, names, alike(connection.dialect))
-            given = list(unknown.values())
+            given = [{parameter_name(name): value for name, value in one.items()} for one in unknown.values()]
             if connection.dialect.positional:  # asyncmy
-                connection.exec_driver_sql(text, [tuple(message[name] for name in names) for message in given])
+                connection.exec_driver_sql(text, [tuple(one.values()) for one in given])
             else:
                 connection.exec_driver_sql(text, given)
         except exc.IntegrityError as error:
@@ -74,7 +74,8 @@ def _looking_up(rows: sa.Table) -> sa.Select[Any]:
 @built_once(maxsize=256)
 def _insert_text(rows: sa.Table, names: tuple[str, ...], dialect: sa.Dialect) -> str:
     # The driver joins rows into one statement only if all values are placeholders.
-    return str(sa.insert(sa.table(rows.name, *(sa.column(name) for name in names))).compile(dialect=dialect))
+    insert = sa.insert(sa.table(rows.name, *map(sa.column, names)))
+    return str(insert.values({name: sa.bindparam(parameter_name(name)) for name in names}).compile(dialect=dialect))
 
 
 def _statements(new: NewRows, now: sa.ColumnElement[int]) -> Iterator[dict[Any, dict[str, Any]]]:

@@ -12,7 +12,7 @@ from waterclock.database.driver_fast_path import DirectConnection
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
-from waterclock.tables.databases.inserting import NewRows
+from waterclock.tables.databases.inserting import NewRows, parameter_name
 from waterclock.tables.model.schema import PARTITIONED, Text
 
 _SENT_IN_BINARY = (sa.Integer, sa.LargeBinary, sa.String, Text)  # twice as fast as text
@@ -29,7 +29,7 @@ def insert_fresh(connection: DirectConnection, rows: sa.Table, new: NewRows, now
     """
     build = _single if new.count == 1 else _many
     text, parameters, _ = build(rows, tuple(new.columns), now, connection.dialect, look=False)
-    values: dict[str, Any] = new.columns
+    values: dict[str, Any] = new.parameters
     if new.count == 1:
         values = {name: column[0] for name, column in values.items()}
     try:
@@ -44,7 +44,7 @@ def insert_fresh(connection: DirectConnection, rows: sa.Table, new: NewRows, now
 def insert_unknown(connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
     """Insert messages with new ids, and return those ids."""
     text, parameters, places = _many(rows, tuple(new.columns), now, alike(connection.dialect), look=True)
-    values = parameters | new.columns | _clock(now)
+    values = parameters | new.parameters | _clock(now)
     given = values if places is None else tuple([values[name] for name in places])
     return {row[0] for row in connection.exec_driver_sql(text, given)}
 
@@ -63,7 +63,7 @@ def _many(
     positional parameters; None: named parameters.
     """
     types = _types(rows, names)
-    arrays = [sa.bindparam(name, type_=postgresql.ARRAY(types[name])) for name in names]
+    arrays = [sa.bindparam(parameter_name(name), type_=postgresql.ARRAY(types[name])) for name in names]
     new = sa.func.unnest(*arrays).table_valued(*(sa.column(name, types[name]) for name in names)).render_derived("new")
     values = _values({name: new.c[name] for name in names}, now)
     insert = postgresql.insert(rows).from_select(list(values), sa.select(*values.values()))
@@ -81,7 +81,7 @@ def _single(
     """Build the insert of one message: arrays of one element take a third longer."""
     del look
     types = _types(rows, names)
-    values = _values({name: sa.bindparam(name, type_=types[name]) for name in names}, now)
+    values = _values({name: sa.bindparam(parameter_name(name), type_=types[name]) for name in names}, now)
     return _text(sa.insert(sa.table(rows.name, *map(sa.column, values))).values(values), types, dialect)
 
 
@@ -100,6 +100,6 @@ def _text(insert: sa.Insert, types: dict[str, Any], dialect: sa.Dialect) -> _Tex
     text = str(compiled)
     for name, column_type in types.items():
         if isinstance(column_type, _SENT_IN_BINARY):
-            text = text.replace(f"%({name})s", f"%({name})b")
+            text = text.replace(f"%({parameter_name(name)})s", f"%({parameter_name(name)})b")
     places = tuple(compiled.positiontup or ()) if compiled.positional else None
     return text, dict(compiled.params), places

@@ -33,6 +33,7 @@ from waterclock.tables.model.schema import (
     has_id,
     not_acked,
     reason_to_keep,
+    settable,
     user_column_names,
 )
 
@@ -232,7 +233,7 @@ def _redrive_chunk(
         return 0
     chosen = {"seqs": [row.seq for row in found]}
     these = dead.unacked()
-    back = (*_RETURNED, *_shared_columns(context, dead))
+    back = (*_RETURNED, *settable(_shared_columns(context, dead), rows))
     now = sa.literal(context.backend.now(connection), sa.BigInteger)
     moved = (
         sa.select(*(dead_rows.c[name] for name in back), now, now.label("due"))

@@ -19,7 +19,7 @@ from waterclock.tables.messages.group_admin.group_commands import (
     in_parts,
     sent_before,
 )
-from waterclock.tables.model.schema import has_id, not_acked, user_column_names
+from waterclock.tables.model.schema import has_id, not_acked, settable, user_column_names
 
 _KEPT = (
     "id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error",
@@ -84,7 +84,7 @@ def _move_part(
 ) -> None:
     rows = context.rows
     these = context.unacked()
-    names = [*_KEPT, *user_column_names(rows)]
+    names = [*_KEPT, *settable(user_column_names(rows), target.rows)]
     due = sa.case((rows.c.claim_id.is_(None), rows.c.time_next), else_=sa.literal(now, sa.BigInteger))
     moved = sa.select(*(rows.c[name] for name in names), due).where(these).order_by(rows.c.position)
     insert = sa.insert(target.rows).from_select([*names, "time_next"], moved, include_defaults=False)

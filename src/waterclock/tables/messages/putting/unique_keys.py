@@ -21,6 +21,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import USED_SLOT_BITS, unique_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.inserting import parameter_name
 from waterclock.tables.messages.putting.putting import (
     MessageId,
     PreparedRows,
@@ -29,7 +30,7 @@ from waterclock.tables.messages.putting.putting import (
     id_from_text,
     put_rows,
 )
-from waterclock.tables.model.schema import not_acked, user_column_names
+from waterclock.tables.model.schema import NEEDING_DEFAULTS, not_acked, user_column_names
 from waterclock.time import MAX_NS
 
 _HOUR = 3_600_000_000_000
@@ -186,10 +187,11 @@ def _replace(
     context: TableContext, connection: SqlConnection, message_id: MessageId, row: Mapping[str, Any], held: Any
 ) -> bool:
     """Replace the content of a waiting message with that of another one; return False if a consumer has claimed it."""
-    own = user_column_names(context.rows)
-    values = {f"new_{name}": row[name] for name in (*_CONTENT, *own)}
+    needing = context.rows.info[NEEDING_DEFAULTS]  # without a value, these keep the one that they have
+    own = tuple(name for name in user_column_names(context.rows) if row[name] is not None or name not in needing)
+    values = {parameter_name(f"new_{name}"): row[name] for name in (*_CONTENT, *own)}
     at = {"of": message_id, "new_at": row["at"]}
-    statement = _replacing(context, until_done=bool(held.until_done))
+    statement = _replacing(context, own, until_done=bool(held.until_done))
     changed = connection.execute(statement, {**values, **at}).rowcount == 1
     context.marks.forget()
     return changed
@@ -296,12 +298,11 @@ def _is_unclaimed(rows: sa.Table) -> sa.ColumnElement[bool]:
 
 
 @built_once(maxsize=256)
-def _replacing(context: TableContext, *, until_done: bool) -> sa.Update:
+def _replacing(context: TableContext, own: tuple[str, ...], *, until_done: bool) -> sa.Update:
     rows, now = context.rows, context.backend.now_sql()
     free = rows.c.claim_id.is_(None) | (rows.c.time_next <= now) if until_done else _is_unclaimed(rows)
     at = sa.func.coalesce(sa.bindparam("new_at", type_=sa.BigInteger), now)
-    names = (*_CONTENT, *user_column_names(rows))
-    content = {name: sa.bindparam(f"new_{name}", type_=rows.c[name].type) for name in names}
+    content = {name: sa.bindparam(parameter_name(f"new_{name}"), type_=rows.c[name].type) for name in (*_CONTENT, *own)}
     chosen = rows.c.id == sa.bindparam("of", type_=rows.c.id.type)
     # A consumer with a lapsed lease may still ack late. That ack is for the old content, not for the new.
     times = {"time_scheduled": at, "time_next": at, "claim_id": None}
