@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pyarrow.parquet as pq
 import pytest
@@ -42,21 +43,27 @@ ENTRIES_A_LINE = 6
 
 @contextmanager
 def started(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Generator[subprocess.Popen[str]]:
-    """Run a command in a process group of its own, which ends with the block; its errors are in the folder."""
-    with (folder / "stderr").open("a") as errors:
-        process = subprocess.Popen(
-            [*WITH_US, *command],
-            cwd=REPOSITORY,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        end_group(process)
+    """Run a command in a process group of its own, which ends with the block; its errors are in the folder.
+
+    Its temporary folders are removed, too: a killed process leaves them. The paths of sockets in them must be short.
+    """
+    with TemporaryDirectory(prefix="wc-", ignore_cleanup_errors=True) as scratch:
+        java = f"{environment.get('JAVA_TOOL_OPTIONS', '')} -Djava.io.tmpdir={scratch}"
+        places = {"TMPDIR": scratch, "SPARK_LOCAL_DIRS": scratch, "JAVA_TOOL_OPTIONS": java}
+        with (folder / "stderr").open("a") as errors:
+            process = subprocess.Popen(
+                [*WITH_US, *command],
+                cwd=REPOSITORY,
+                env={**environment, **places},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        try:
+            yield process
+        finally:
+            end_group(process)
 
 
 class Pipeline:
