@@ -11,6 +11,7 @@ The arguments are those of the benchmark's own command. Results go to its folder
 server from ``scripts/services``. Of the benchmark's other systems, those with a Python adapter run, and awa, oban,
 PgQueuer and dbos from their Python packages, each in a virtual environment in its own folder. pgmq's SQL comes from its
 Python package. Absurd's and PgQue's do not: name absurd's in ``ABSURD_SQL_PATH``, and check out PgQue as a submodule.
+Phases of type ``high-load`` need ``PRODUCER_PACING=adapter``, because the benchmark's own pacing ignores their rate.
 """
 
 from __future__ import annotations
