@@ -79,6 +79,7 @@ receive table   POST   /api/tables/{table}/nack
 receive table   POST   /api/tables/{table}/snooze
 receive table   POST   /api/tables/{table}/dead-letter
 receive table   POST   /api/tables/{table}/extend
+receive table   POST   /api/tables/{table}/save
 read table      GET    /api/tables/{table}/groups
 read table      GET    /api/tables/{table}/groups/one
 manage table    POST   /api/tables/{table}/groups/purge

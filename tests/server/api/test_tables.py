@@ -97,6 +97,21 @@ def test_every_way_to_end_a_delivery(client: TestClient) -> None:
     assert beat["cancelled"] == extended
 
 
+def test_saved_progress_reaches_the_next_attempt(client: TestClient) -> None:
+    create(client)
+    put(client, {"payload": 1})
+    [first] = receive(client)
+    assert first["progress"] is None
+    handle = first["delivery"]
+    saved = client.post(f"{ORDERS}/save", json={"delivery": handle, "progress": {"page": 2}})
+    assert saved.json() == {"lease_until": saved.json()["lease_until"], "cancelled": False}
+    assert client.post(f"{ORDERS}/save", json={"delivery": handle, "progress": "x" * 64_000}).status_code == 400
+    client.post(f"{ORDERS}/nack", json={"deliveries": [handle], "delay": "0s"})
+    [second] = receive(client)
+    assert second["progress"] == {"page": 2}
+    assert client.post(f"{ORDERS}/save", json={"delivery": handle, "progress": 3}).status_code == 409
+
+
 def test_waiting_messages_are_dead_lettered_by_id(client: TestClient) -> None:
     create(client, max_attempts=3)
     put(client, {"payload": 1}, {"payload": 2})

@@ -81,6 +81,13 @@ class ExtendBody(DeliveriesBody):
     duration: DurationValue
 
 
+class SaveBody(Body):
+    """Progress that the next attempt finds in its delivery."""
+
+    delivery: str
+    progress: Any = Field(description="JSON of at most 64 kB; it replaces earlier progress")
+
+
 class DeadLetterBody(DeliveriesBody):
     """Deliveries to move to the dead-letter table, and why."""
 
@@ -217,6 +224,22 @@ def extend(act: ReceiveTable, request: Request, body: ExtendBody) -> Any:
     cancelled = [handle for handle, one in both if one.cancelled]
     lost = [handle for handle, one in both if one.lost]
     return {"extended": act.rows, "lost": lost, "cancelled": cancelled}
+
+
+@router.post("/save")
+def save(act: ReceiveTable, request: Request, body: SaveBody) -> Any:
+    """Save a handler's progress, and extend the lease to ``ack_wait`` from now. 409 if the lease was lost."""
+    table = act.table()
+    delivery = table.delivery(body.delivery)
+    streams = request.app.state.delivery_streams
+    try:
+        delivery.save(body.progress)
+    except LeaseLostError:
+        streams.note_ended([delivery])
+        raise
+    streams.note_extended([delivery], table.options.ack_wait / _SECOND)
+    act.rows = 1
+    return {"lease_until": shapes.time(delivery.lease_until), "cancelled": delivery.cancelled}
 
 
 def _opened(act: Act, body: DeliveriesBody) -> tuple[MessageTable, list[Delivery]]:

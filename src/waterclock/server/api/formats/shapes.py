@@ -156,7 +156,7 @@ def past_ticks(one: Schedule) -> list[dict[str, Any]]:
 
 
 def delivery(kind: str, one: Delivery) -> dict[str, Any]:
-    lease = {"delivery": handle_of(one), **facts(one, "first_for_consumer", "lease_until")}
+    lease = {"delivery": handle_of(one), **facts(one, "first_for_consumer", "lease_until", "progress")}
     return lease | _message(kind, one)
 
 
