@@ -161,6 +161,20 @@ def test_a_message_put_after_truncate_has_restarted_the_numbers_is_found(
     assert [one.group for _ in range(2) for one in table.receive()] == ["b"]
 
 
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+def test_messages_on_both_sides_of_the_bound_after_truncate_keep_their_order(
+    make_table: Callable[..., MessageTable], database: Database, policy: str
+) -> None:
+    table = make_table(groups=policy)
+    pass_through(table, 10)
+    let_bound_advance(table)
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql("TRUNCATE TABLE orders")
+    payloads = [str(number) for number in range(15)]
+    table.put_many([{"payload": one, "group": "b"} for one in payloads])
+    assert [one.payload for one in table.receive(15)] == payloads
+
+
 def test_an_explicit_seq_below_the_bound_is_found_from_the_first_message_on(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:

@@ -29,6 +29,7 @@ from waterclock.tables.messages.claiming.bounded_levels import (
     values_of,
 )
 from waterclock.tables.model.claims.bounds import UNASSIGNED, BoundedSearch, Snapshot
+from waterclock.tables.model.claims.claim import FIRST_SEQ
 from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
 
 
@@ -78,7 +79,7 @@ def look(
     values: dict[str, Any] = {"below": below, "me": None if me == UNASSIGNED else me, "unassigned": UNASSIGNED}
     search = context.reached.routed.begin() if after is None and context.sql.is_bounded else None
     routed = context.reached.routed.value
-    values["start"] = search.low if search is not None else routed if after is None else after
+    values["start"] = search.low if search is not None else _before(routed) if after is None else after
     if context.sql.is_bounded:
         values |= {"marks": False, **values_of(context.reached.groups.at_values(me))}  # it may have begun before
     statement = _looking(context, all_rows=after is None, ahead=ahead)
@@ -87,8 +88,8 @@ def look(
         if search is not None:
             note_look(context, found, search)
         newest, free = found.newest if after is None else after, None
-        if after is None and newest is not None and newest < routed - 1:  # TRUNCATE may have restarted the numbers
-            context.reached.restart_routing()
+        if after is None:
+            _notice_restart(context, routed, found)
     else:
         rows = connection.execute(_lock_unassigned(context), {**values, "count": count}).all()
         found, newest, free = rows[0], after, [row for row in rows if row.group_id is not None]
@@ -102,18 +103,32 @@ def _look_from_bounds(
     """Look as `look` from the bounds of due groups; return None if a priority without a bound has groups."""
     reached = context.reached
     search = reached.groups.at_values(me)
-    known = search.priorities
-    values = {"start": reached.routed.value if after is None else after, **bounded_groups.values_of(search, below)}
+    known, routed = search.priorities, reached.routed.value
+    values = {"start": _before(routed) if after is None else after, **bounded_groups.values_of(search, below)}
     found = connection.execute(_looking_from_bounds(context, len(known)), values).one()
     owners = bounded_groups.read(known, found[3:])
     if any(owner.unknown is not None for owner in owners):
         return None
-    if after is None and found.newest is not None and found.newest < reached.routed.value - 1:
-        reached.restart_routing()  # as in `look`
+    if after is None:
+        _notice_restart(context, routed, found)
     until = None if ahead else found.now
     of_unassigned, of_mine = (owner.highest(below, until) for owner in owners)
     newest = found.newest if after is None else after
     return Look(found.now, found.first_new is not None, of_unassigned, of_mine, newest)
+
+
+def _before(routed: int) -> int:
+    """Return where a search for new messages begins: one seq before the bound, for `_notice_restart`."""
+    return max(FIRST_SEQ, routed - 1)
+
+
+def _notice_restart(context: TableContext, routed: int, found: Any) -> None:
+    """Begin at the first message again if TRUNCATE seems to have restarted the numbers.
+
+    Then all messages are below the bound, or the last one below it is new.
+    """
+    if found.newest is not None and (found.newest < routed - 1 or found.first_new == routed - 1):
+        context.reached.restart_routing()
 
 
 def levels(
