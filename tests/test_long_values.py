@@ -60,6 +60,11 @@ MESSAGES: dict[str, Callable[[], object]] = {
 }
 
 
+def test_a_string_in_place_of_messages_is_quoted_as_it_was_given() -> None:
+    with pytest.raises(wc.InvalidArgumentError, match=r"got 'x{80}'… \(1048576 characters\)"):
+        wc.RateAwareBatcher().add(LONG)  # type: ignore[arg-type]
+
+
 def refused(call: Callable[[], object]) -> None:
     with pytest.raises(wc.WaterclockError) as error:
         call()

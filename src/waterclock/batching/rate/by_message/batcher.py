@@ -228,13 +228,14 @@ class RateAwareBatcher:
         list of Message
             The same messages, for `take`.
         """
+        given = messages
         try:
-            messages = messages if isinstance(messages, list) else list(messages)
+            messages = given if isinstance(given, list) else list(given)
             sources = {message.source for message in messages}
             times = list(map(_event_time, messages))
         except (AttributeError, TypeError):
             raise InvalidArgumentError(
-                f"messages must be a list of messages that arrived together, got {quoted(messages)}"
+                f"messages must be a list of messages that arrived together, got {quoted(given)}"
             ) from None
         if sources != self._sources:
             self._refuse_others(sources)
