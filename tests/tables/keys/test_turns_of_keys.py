@@ -246,3 +246,18 @@ def test_turns_do_not_start_again_after_all_keys_have_ended(
         clock.move("10min")
         assert fair.receive() == []
     assert turns[0] < turns[1]
+
+
+def test_a_row_that_sleeps_longer_than_its_first_message_keeps_that_message(
+    fair: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    """A row is put off at least until the time at which it is written, and its first message may be due just before."""
+    second = 1_000_000_000
+    fair.put("a0", customer="a", at=clock.now + 10 * second)
+    assert fair.receive() == []
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE waterclock_message_keys SET due_at = due_at + {4 * second}")
+    fair.put("a1", customer="a", at=clock.now + 12 * second)
+    for passed, due in ((0, []), (10, ["a0"]), (2, ["a1"])):
+        clock.now += passed * second
+        assert [one.payload for one in fair.receive()] == due

@@ -152,7 +152,8 @@ def _note(
         elif first <= now:
             turns[place] = state
         else:
-            off[place] = state.asleep(first)
+            # The row may sleep longer than its first message, which was due just before the row was written.
+            off[place] = state.asleep(state.first_at)
     give_turns(context, connection, turns)
     put_off(context, connection, off)
     set_times(context, connection, changed)
