@@ -447,3 +447,21 @@ def test_a_reason_is_cut_to_what_an_adopted_column_holds(database: Database, clo
 def reasons(database: Database) -> list[str]:
     with database.backend.engine.connect() as connection:
         return list(connection.scalars(sa.text("SELECT last_error FROM orders")))
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_columns_may_hold_arrays(database: Database) -> None:
+    kinds = "tags text[], grid bigint[], raw bytea[]"
+    make_documents(database, DOCUMENTS.replace("region varchar(20) DEFAULT 'eu'", kinds))
+    table = database.create_table("orders", payload="text", adopt=True)
+    rows: list[dict[str, Any]] = [
+        {"tags": ['a "b"', "c\\,{d}", None, "NULL", ""], "grid": [[1, 2], [3, 4]], "raw": [b"\x00\xff"]},
+        {"tags": None, "grid": None, "raw": None},
+        {"tags": [], "grid": [-1], "raw": []},
+    ]
+    table.put("one", **rows[0])
+    table.put_many([{"payload": "many", **row} for row in rows])
+    table.put_many([{"payload": "given", "id": 70 + nth, **row} for nth, row in enumerate(rows)])
+    assert [one.columns for one in table.receive(10)] == [rows[0], *rows, *rows]
+    with pytest.raises(wc.InvalidArgumentError, match="bigint"):
+        table.put_many([{"payload": "wrong", "grid": ["x"], "raw": [b"1"]}] * 2)

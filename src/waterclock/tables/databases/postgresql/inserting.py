@@ -27,11 +27,9 @@ def insert_fresh(connection: DirectConnection, rows: sa.Table, new: NewRows, now
     Without ON CONFLICT, which inserts every index entry twice, first speculatively. Returns False if an id existed:
     then nothing was inserted.
     """
-    build = _single if new.count == 1 else _many
-    text, parameters, _ = build(rows, tuple(new.columns), now, connection.dialect, look=False)
-    values: dict[str, Any] = new.parameters
-    if new.count == 1:
-        values = {name: column[0] for name, column in values.items()}
+    many = new.count > 1
+    text, parameters, _ = (_many if many else _single)(rows, tuple(new.columns), now, connection.dialect, look=False)
+    values = _in_arrays(rows, new) if many else {name: column[0] for name, column in new.parameters.items()}
     try:
         connection.exec_driver_sql(text, parameters | values | _clock(now))
     except exc.IntegrityError as error:
@@ -44,9 +42,35 @@ def insert_fresh(connection: DirectConnection, rows: sa.Table, new: NewRows, now
 def insert_unknown(connection: SqlConnection, rows: sa.Table, new: NewRows, now: sa.ColumnElement[int]) -> set[Any]:
     """Insert messages with new ids, and return those ids."""
     text, parameters, places = _many(rows, tuple(new.columns), now, alike(connection.dialect), look=True)
-    values = parameters | new.parameters | _clock(now)
+    values = parameters | _in_arrays(rows, new) | _clock(now)
     given = values if places is None else tuple([values[name] for name in places])
     return {row[0] for row in connection.exec_driver_sql(text, given)}
+
+
+def _in_arrays(rows: sa.Table, new: NewRows) -> dict[str, list[Any]]:
+    """Return the parameters of `_many`. Values that are arrays are texts, because UNNEST would flatten them."""
+    values = new.parameters
+    for name in _array_columns(rows, tuple(new.columns)):
+        key = parameter_name(name)
+        values[key] = [None if value is None else _array_text(value) for value in values[key]]
+    return values
+
+
+@built_once(maxsize=256)
+def _array_columns(rows: sa.Table, names: tuple[str, ...]) -> list[str]:
+    types = _types(rows, names)
+    return [name for name in names if isinstance(getattr(types[name], "kind", None), sa.ARRAY)]
+
+
+def _array_text(value: Any) -> str:
+    """Return an array, or an element of one, in PostgreSQL's text form."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, list | tuple):
+        return f"{{{','.join(map(_array_text, value))}}}"
+    value = getattr(value, "obj", value)  # the driver wraps bytes
+    text = f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
+    return '"{}"'.format(text.replace("\\", "\\\\").replace('"', '\\"'))
 
 
 def _clock(now: sa.ColumnElement[int]) -> dict[str, Any]:
@@ -62,10 +86,15 @@ def _many(
     Returns the statement in the driver's form, the values of its constants, and the names in order for a driver with
     positional parameters; None: named parameters.
     """
-    types = _types(rows, names)
+    own = _types(rows, names)
+    as_text = _array_columns(rows, names)
+    types = own | dict.fromkeys(as_text, sa.Text())
     arrays = [sa.bindparam(parameter_name(name), type_=postgresql.ARRAY(types[name])) for name in names]
     new = sa.func.unnest(*arrays).table_valued(*(sa.column(name, types[name]) for name in names)).render_derived("new")
-    values = _values({name: new.c[name] for name in names}, now)
+    given: dict[str, sa.ColumnElement[Any]] = {
+        name: sa.cast(new.c[name], own[name]) if name in as_text else new.c[name] for name in names
+    }
+    values = _values(given, now)
     insert = postgresql.insert(rows).from_select(list(values), sa.select(*values.values()))
     if look:
         # Ids are unique in each partition, so the table has no key that ON CONFLICT could name.

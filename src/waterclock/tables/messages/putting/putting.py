@@ -350,7 +350,7 @@ def _priority(value: Any) -> int:
 def _check_sizes(context: TableContext, row: Mapping[str, Any], columns: Iterable[str]) -> None:
     backend = context.backend
     for column in columns:
-        value = json.dumps(row[column]) if type(row[column]) in (dict, list) else row[column]
+        value = json.dumps(row[column], default=str) if type(row[column]) in (dict, list) else row[column]
         if type(value) not in _SIZED or len(value) <= _ALWAYS_FITS:
             continue
         if backend.dialect.size_in_statement(value) > backend.largest_value:
