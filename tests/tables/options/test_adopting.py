@@ -451,7 +451,8 @@ def reasons(database: Database) -> list[str]:
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_columns_may_hold_arrays(database: Database) -> None:
-    kinds = "tags text[], grid bigint[], raw bytea[]"
+    run(database, "CREATE DOMAIN labels AS text[]")
+    kinds = "tags text[], grid bigint[], raw bytea[], facts jsonb[], marked labels"
     make_documents(database, DOCUMENTS.replace("region varchar(20) DEFAULT 'eu'", kinds))
     table = database.create_table("orders", payload="text", adopt=True)
     rows: list[dict[str, Any]] = [
@@ -459,6 +460,8 @@ def test_columns_may_hold_arrays(database: Database) -> None:
         {"tags": None, "grid": None, "raw": None},
         {"tags": [], "grid": [-1], "raw": []},
     ]
+    rows[0] |= {"facts": [{"a": ['"']}, [1], "3", True], "marked": ["NULL", None]}
+    rows[1:] = [row | {"facts": None, "marked": []} for row in rows[1:]]
     table.put("one", **rows[0])
     table.put_many([{"payload": "many", **row} for row in rows])
     table.put_many([{"payload": "given", "id": 70 + nth, **row} for nth, row in enumerate(rows)])

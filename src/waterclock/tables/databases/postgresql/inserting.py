@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import sqlalchemy as sa
@@ -59,7 +60,9 @@ def _in_arrays(rows: sa.Table, new: NewRows) -> dict[str, list[Any]]:
 @built_once(maxsize=256)
 def _array_columns(rows: sa.Table, names: tuple[str, ...]) -> list[str]:
     types = _types(rows, names)
-    return [name for name in names if isinstance(getattr(types[name], "kind", None), sa.ARRAY)]
+    kinds = {name: getattr(types[name], "kind", None) for name in names}
+    # The type of a domain has that of its values.
+    return [name for name, kind in kinds.items() if isinstance(getattr(kind, "data_type", kind), sa.ARRAY)]
 
 
 def _array_text(value: Any) -> str:
@@ -68,8 +71,11 @@ def _array_text(value: Any) -> str:
         return "NULL"
     if isinstance(value, list | tuple):
         return f"{{{','.join(map(_array_text, value))}}}"
-    value = getattr(value, "obj", value)  # the driver wraps bytes
-    text = f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
+    content = getattr(value, "obj", value)  # the driver wraps bytes and JSON
+    if isinstance(content, bytes | bytearray | memoryview):
+        text = f"\\x{content.hex()}"
+    else:
+        text = str(value) if content is value else json.dumps(content)
     return '"{}"'.format(text.replace("\\", "\\\\").replace('"', '\\"'))
 
 
