@@ -86,14 +86,14 @@ _NUMBERED = (
 )
 # The oldest transaction in progress, or if that is old, the oldest one that may have written in this database. A
 # transaction locks a table before it draws a seq or reads the time, and until its changes are visible. It is passed
-# over if it still runs and has no such lock: its later changes have keys above all bounds. The locks must be read only
-# once, because a transaction that ends between two reads could seem to run without a lock.
+# over if it has no such lock and still runs afterwards: its later changes have keys above all bounds. The order
+# matters, because a transaction that has ended releases its locks one by one, that of its id perhaps as the last.
 _OLDEST = """CASE WHEN txid_snapshot_xmax(txid_current_snapshot()) - txid_snapshot_xmin(txid_current_snapshot()) < 100
     THEN txid_snapshot_xmin(txid_current_snapshot())
     ELSE (
         SELECT coalesce(min(runs), txid_snapshot_xmax(txid_current_snapshot()))
         FROM txid_snapshot_xip(txid_current_snapshot()) AS runs
-        WHERE runs & 4294967295 NOT IN (
+        WHERE CASE WHEN runs & 4294967295 NOT IN (
             SELECT unnest(array_agg(CAST(CAST(transactionid AS text) AS bigint)) FILTER (
                 WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted))
             FROM pg_locks
@@ -101,7 +101,7 @@ _OLDEST = """CASE WHEN txid_snapshot_xmax(txid_current_snapshot()) - txid_snapsh
             GROUP BY pid
             HAVING NOT bool_or(locktype = 'relation' AND mode <> 'AccessShareLock'
                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
-        )
+        ) THEN true ELSE txid_status(runs) <> 'in progress' END
     )
 END"""
 # It fires behind the triggers that set the due time, because its name sorts behind theirs. The user's triggers may set
