@@ -81,12 +81,15 @@ def let_other_transactions_pass(database: Database) -> None:
 
 
 @on_postgresql
-def test_a_transaction_that_has_an_id_and_wrote_nothing_does_not_hold_bounds_back(
-    make_table: Callable[..., MessageTable], database: Database
+@pytest.mark.parametrize("statement", ["SELECT txid_current()", "INSERT INTO reports VALUES (1)"])
+def test_a_transaction_that_has_not_written_to_the_table_does_not_hold_bounds_back(
+    make_table: Callable[..., MessageTable], database: Database, statement: str
 ) -> None:
     table = make_table()
     with database.backend.engine.connect() as forgotten:
-        forgotten.exec_driver_sql("SELECT txid_current()")
+        forgotten.exec_driver_sql("CREATE TABLE reports (number int)")
+        forgotten.commit()
+        forgotten.exec_driver_sql(statement)
         pass_through(table)
         let_other_transactions_pass(database)
         for _ in range(4):

@@ -216,8 +216,10 @@ class TableDialect(ABC):
         """Return the current time in ns, or None if a statement may wait for a lock after a trigger read the clock."""
         raise NotImplementedError
 
-    def seen_by(self, marks: sa.ColumnElement[bool]) -> tuple[sa.ColumnElement[int], sa.ColumnElement[int]]:
-        """Return the oldest transaction in progress, and if ``marks`` the id of this one."""
+    def seen_by(
+        self, marks: sa.ColumnElement[bool], rows: sa.Table
+    ) -> tuple[sa.ColumnElement[int], sa.ColumnElement[int]]:
+        """Return the oldest transaction that may have changed messages, and if ``marks`` the id of this one."""
         raise NotImplementedError
 
     def smaller(self, one: sa.ColumnElement[int], another: sa.ColumnElement[int]) -> sa.ColumnElement[int]:

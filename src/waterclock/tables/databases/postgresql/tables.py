@@ -15,6 +15,7 @@ from waterclock.database.backend import Backend
 from waterclock.database.driver_fast_path import DirectConnection
 from waterclock.database.engines.postgresql import is_pooled
 from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import groups, message_keys
 from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
@@ -84,10 +85,11 @@ _NUMBERED = (
     """
     CREATE TRIGGER %(numbered)s BEFORE INSERT ON %(table)s FOR EACH STATEMENT EXECUTE FUNCTION %(numbered)s()""",
 )
-# The oldest transaction in progress, or if that is old, the oldest one that may have written in this database. A
-# transaction locks a table before it draws a seq or reads the time, and until its changes are visible. It is passed
-# over if it has no such lock and still runs afterwards: its later changes have keys above all bounds. The order
-# matters, because a transaction that has ended releases its locks one by one, that of its id perhaps as the last.
+# The oldest transaction in progress, or if that is old, the oldest one that may have written to the tables in which
+# searches have bounds. A transaction locks a table before it draws a seq or reads the time, and until its changes are
+# visible. It is passed over if it has no such lock and still runs afterwards: its later changes have keys above all
+# bounds. The order matters, because a transaction that has ended releases its locks one by one, that of its id perhaps
+# as the last.
 _OLDEST = """CASE WHEN txid_snapshot_xmax(txid_current_snapshot()) - txid_snapshot_xmin(txid_current_snapshot()) < 100
     THEN txid_snapshot_xmin(txid_current_snapshot())
     ELSE (
@@ -100,7 +102,9 @@ _OLDEST = """CASE WHEN txid_snapshot_xmax(txid_current_snapshot()) - txid_snapsh
             WHERE pid IS NOT NULL
             GROUP BY pid
             HAVING NOT bool_or(locktype = 'relation' AND mode <> 'AccessShareLock'
-                AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+                AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                AND (relation = ANY (CAST(ARRAY[%(tables)s] AS regclass[]))
+                    OR relation IN (SELECT relid FROM pg_partition_tree(%(rows)s))))
         ) THEN true ELSE txid_status(runs) <> 'in progress' END
     )
 END"""
@@ -267,13 +271,16 @@ class PostgresqlTables(TableDialect):
         """Look it up in the index of late messages."""
         return first_late(rows, priority)
 
-    def seen_by(self, marks: sa.ColumnElement[bool]) -> tuple[sa.ColumnElement[int], sa.ColumnElement[int]]:
+    def seen_by(
+        self, marks: sa.ColumnElement[bool], rows: sa.Table
+    ) -> tuple[sa.ColumnElement[int], sa.ColumnElement[int]]:
         """Return the oldest transaction that may have changed messages, and if ``marks`` the id of this transaction.
 
         Messages put by transactions that begin later have greater seqs than those that exist, because a transaction
         has an id before it draws a seq.
         """
-        oldest = sa.literal_column(_OLDEST, sa.BigInteger)
+        names = [f"'\"{table.name}\"'" for table in (rows, groups, message_keys)]  # which need no escapes
+        oldest = sa.literal_column(_OLDEST % {"tables": ", ".join(names), "rows": names[0]}, sa.BigInteger)
         mark = sa.case((marks, sa.type_coerce(sa.func.txid_current(), sa.BigInteger)))
         return oldest, mark
 

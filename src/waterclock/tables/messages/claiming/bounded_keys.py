@@ -52,7 +52,7 @@ def _looking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     newest = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
     if rows.info.get(PARTITIONED):
         newest = newest.where(not_acked(rows))  # otherwise each day of acked messages is scanned
-    oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
+    oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean), context.rows)
     return sa.select(
         context.backend.now_sql().label("now"),
         oldest.label("oldest"),

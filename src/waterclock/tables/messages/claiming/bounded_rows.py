@@ -188,5 +188,5 @@ def _looking(context: TableContext, count: int) -> sa.Select[*tuple[Any, ...]]:
 
 def _seen_by(context: TableContext) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
     if context.sql.is_bounded:
-        return context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
+        return context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean), context.rows)
     return sa.null(), sa.null()

@@ -315,7 +315,7 @@ def looking(
 
     found = _new_ones(context, all_rows=all_rows)
     if (all_rows or firsts is not None) and context.sql.is_bounded:
-        oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean))
+        oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean), context.rows)
         found = found.add_columns(oldest.label("oldest"), mark.label("mark"))
     if firsts is None:
         return found.add_columns(greatest("unassigned").label("of_unassigned"), greatest("me").label("of_mine"))
