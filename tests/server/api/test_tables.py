@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 import waterclock as wc
@@ -110,6 +111,17 @@ def test_saved_progress_reaches_the_next_attempt(client: TestClient) -> None:
     [second] = receive(client)
     assert second["progress"] == {"page": 2}
     assert client.post(f"{ORDERS}/save", json={"delivery": handle, "progress": 3}).status_code == 409
+
+
+@pytest.mark.parametrize("text", ["NaN", r'"\ud800"'])
+def test_progress_that_plain_sql_made_invalid_does_not_keep_messages_from_consumers(
+    client: TestClient, database: wc.Database, text: str
+) -> None:
+    create(client)
+    put(client, {"payload": 1})
+    with database.backend.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE orders SET saved_progress = :text"), {"text": text})
+    assert [one["progress"] for one in receive(client)] == [None]
 
 
 def test_waiting_messages_are_dead_lettered_by_id(client: TestClient) -> None:

@@ -26,7 +26,11 @@ def progress_text(progress: Any) -> str:
 
 def read_progress(text: str | None) -> Any:
     """Parse saved progress; None if nothing was saved, or if plain SQL has written invalid JSON."""
+    if text is None:
+        return None
     try:
-        return None if text is None else json.loads(text)
+        progress = json.loads(text)
+        check_json("progress", progress)  # a server could not send NaN or half a character
     except (ValueError, RecursionError):
         return None
+    return progress
