@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from fastapi.testclient import TestClient
 
 import waterclock as wc
+from waterclock.server.api.formats import shapes
 from waterclock.server.api.tables import OptionChangesBody, TableOptionsBody
 from waterclock.server.api.topics import TopicOptionsBody
 from waterclock.tables.messages.inspecting import estimating
@@ -122,6 +123,23 @@ def test_progress_that_plain_sql_made_invalid_does_not_keep_messages_from_consum
     with database.backend.engine.begin() as connection:
         connection.execute(sa.text("UPDATE orders SET saved_progress = :text"), {"text": text})
     assert [one["progress"] for one in receive(client)] == [None]
+
+
+def test_headers_with_half_a_character_do_not_keep_messages_from_consumers(
+    client: TestClient, database: wc.Database
+) -> None:
+    create(client)
+    put(client, {"payload": 1}, {"payload": 2})
+    with database.backend.engine.begin() as connection:
+        text = {"text": r'{"a": "\ud800"}', "id": 1}
+        connection.execute(sa.text("UPDATE orders SET headers = :text WHERE id = :id"), text)
+    assert [one["headers"] for one in client.get(f"{ORDERS}/messages").json()] == [{"a": "?"}, {}]
+    assert [one["headers"] for one in receive(client)] == [{"a": "?"}, {}]
+
+
+def test_numbers_that_json_does_not_have_are_sent_as_strings() -> None:
+    row = {"id": 1, "payload": [float("nan"), {"far": float("-inf"), "near": 1.5}], "reason": None}
+    assert shapes.dead_letter("json", row)["payload"] == ["nan", {"far": "-inf", "near": 1.5}]
 
 
 def test_waiting_messages_are_dead_lettered_by_id(client: TestClient) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import date, datetime
@@ -99,7 +100,7 @@ def table_options(table: MessageTable) -> dict[str, Any]:
 
 
 def peeked(kind: str, message: Peeked) -> dict[str, Any]:
-    return _message(kind, message) | facts(message, "state", "due_at", "problem")
+    return _sendable(_message(kind, message) | facts(message, "state", "due_at", "problem"))
 
 
 def _message(kind: str, one: Peeked | Delivery) -> dict[str, Any]:
@@ -110,6 +111,30 @@ def _message(kind: str, one: Peeked | Delivery) -> dict[str, Any]:
         **facts(one, "group", "priority", "epoch", "time_created", "time_scheduled", "expires_at"),
         "columns": {name: plain(value) for name, value in one.columns.items()},
     }
+
+
+def _sendable(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message without what a response cannot hold and plain SQL may write.
+
+    NaN and infinities become strings. Halves of characters become question marks.
+    """
+    try:
+        json.dumps(message, default=str, allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:  # as for an encoding, too
+        return _replaced(message)
+    return message
+
+
+def _replaced(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list):
+        return [_replaced(one) for one in value]
+    if isinstance(value, dict):
+        return {_replaced(name): _replaced(one) for name, one in value.items()}
+    return value
 
 
 def explanation(found: Explanation) -> dict[str, Any]:
@@ -128,7 +153,7 @@ def attempt(one: Attempt) -> dict[str, Any]:
 def dead_letter(kind: str, row: Mapping[str, Any]) -> dict[str, Any]:
     others = {name: value for name, value in row.items() if name not in ("id", "payload")}
     times = {name: time(value) for name, value in others.items() if name.endswith("_at") or name.startswith("time_")}
-    return {"id": str(row["id"]), **payload(kind, row["payload"]), **others, **times}
+    return _sendable({"id": str(row["id"]), **payload(kind, row["payload"]), **others, **times})
 
 
 def group(info: GroupInfo) -> dict[str, Any]:
@@ -157,7 +182,7 @@ def past_ticks(one: Schedule) -> list[dict[str, Any]]:
 
 def delivery(kind: str, one: Delivery) -> dict[str, Any]:
     lease = {"delivery": handle_of(one), **facts(one, "first_for_consumer", "lease_until", "progress")}
-    return lease | _message(kind, one)
+    return _sendable(lease | _message(kind, one))
 
 
 def as_json(value: Any) -> str:
