@@ -72,12 +72,14 @@ def test_neither_a_claim_nor_a_wait_walks_over_finished_messages(
     assert max(buffers(database, *one) for one in seen) < 60 < buffers(database, *claim_of(walking))
 
 
-def let_other_transactions_pass(database: Database) -> None:
-    """Let so many end that the oldest transaction in progress is old."""
+def let_other_transactions_pass(database: Database, until: int = 0) -> None:
+    """Let so many end that the oldest transaction in progress is old, and at least until a time, ns."""
+    passed = 0
     with database.backend.engine.connect() as connection:
-        for _ in range(120):
+        while passed < 120 or database.backend.now(connection) <= until:
             connection.exec_driver_sql("SELECT txid_current()")
             connection.commit()
+            passed += 1
 
 
 @on_postgresql
@@ -98,16 +100,27 @@ def test_a_transaction_that_has_not_written_to_the_table_does_not_hold_bounds_ba
 
 
 @on_postgresql
+@pytest.mark.parametrize("is_into_partition", [False, True])
 def test_a_message_that_a_long_transaction_commits_is_found(
-    make_table: Callable[..., MessageTable], database: Database
+    make_table: Callable[..., MessageTable], database: Database, *, is_into_partition: bool
 ) -> None:
-    table = make_table()
+    table = make_table(**({"purge_by": "partition"} if is_into_partition else {}))
     pass_through(table)
+    waiting = "orders"
+    if is_into_partition:
+        table.put("earlier")
+        with database.backend.engine.connect() as connection:
+            of_it = "SELECT tableoid::regclass FROM orders WHERE time_acked IS NULL"
+            waiting = connection.exec_driver_sql(of_it).scalar_one()
+        table.ack(table.receive())
     with database.backend.engine.connect() as late:
-        almost_late = table.context.backend.now() - LATE_BY * 9 // 10
-        put = "INSERT INTO orders (message, time_next) VALUES ('late', :at)"
-        late.execute(sa.text(put), {"at": almost_late})
-        let_other_transactions_pass(database)
+        rows = sa.table(waiting, *(sa.column(name) for name in ("message", "time_next", "routed")))
+        almost_late = table.context.backend.now_sql() - LATE_BY * 9 // 10
+        put = sa.insert(rows).values(message="late", time_next=almost_late).returning(rows.c.time_next, rows.c.routed)
+        due, is_late = late.execute(put).one()
+        assert not is_late
+        # Then a bound may be beyond the message.
+        let_other_transactions_pass(database, until=due + LATE_BY + 100_000_000)
         for _ in range(6):
             assert table.receive() == []
         late.commit()
