@@ -142,6 +142,30 @@ def test_a_column_that_must_not_be_null_gets_its_default(
     assert regions == {"adopting process": "eu", "another": "eu", "given": "us"}
 
 
+def test_a_column_that_may_be_null_gets_its_default_only_if_no_value_is_given(
+    database: Database, connect: Callable[..., Database], clock: MovableClock
+) -> None:
+    make_documents(database)
+    table = database.create_table("orders", payload="text", adopt=True)
+    for process in (table, connect(clock=clock).table("orders")):
+        process.put("one")
+        process.put("null", region=None)
+        process.put_many([{"payload": "many"}, {"payload": "given", "region": "us"}, {"payload": "many"}])
+        process.put("no value", unique="key")
+    process.put("replaced", unique="key", on_conflict="replace")
+    found = sorted({(one.payload, one.columns["region"]) for one in table.receive(20)})
+    assert found == [("given", "us"), ("many", "eu"), ("null", None), ("one", "eu"), ("replaced", "eu")]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_column_gets_the_default_of_its_domain(database: Database) -> None:
+    run(database, "CREATE DOMAIN area AS varchar(20) DEFAULT 'eu'")
+    make_documents(database, DOCUMENTS.replace("varchar(20) DEFAULT 'eu'", "area"))
+    table = database.create_table("orders", payload="text", adopt=True)
+    table.put("one")
+    assert [one.columns for one in table.receive()] == [{"region": "eu"}]
+
+
 def test_columns_that_the_database_generates_are_left_to_it(
     database: Database, connect: Callable[..., Database], clock: MovableClock
 ) -> None:

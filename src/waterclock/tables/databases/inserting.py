@@ -14,12 +14,13 @@ from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.database.per_database_cache import built_once
 from waterclock.errors import InvalidArgumentError
-from waterclock.tables.model.schema import NEEDING_DEFAULTS
 
 _Process = Callable[[Any], Any]
 
 _BUSY = 1.0  # s; a put this soon after the last one draws ids ahead
 _MOST_AHEAD = 8192  # ids
+OMITTED: Any = object()
+"""Stands for the value of a column that the database is to fill with its default."""
 _IF_LEFT_OUT = {"at": None, "group_id": None, "headers": None, "priority": 0, "expires_at": None, "closes_group": 0}
 
 
@@ -56,13 +57,13 @@ def parameter_name(column: str) -> str:
 
 
 def new_rows(rows: sa.Table, dialect: sa.Dialect, messages: Sequence[dict[str, Any]], *, fresh: bool) -> NewRows:
-    """Convert messages to columns. Either all or none have a value for a column that needs its default."""
+    """Convert messages to columns. Either all or none have a value for a column with a default."""
     columns: dict[str, list[Any]] = {}
     for name, process in _processors(rows, dialect, tuple(messages[0])):
         values = list(map(itemgetter(name), messages))
         if name in _IF_LEFT_OUT and values.count(_IF_LEFT_OUT[name]) == len(values):
             continue
-        if values[0] is None and name in rows.info[NEEDING_DEFAULTS]:
+        if values[0] is OMITTED:
             continue
         columns[name] = values if process is None else _processed(name, values, process)
     return NewRows(columns, fresh)

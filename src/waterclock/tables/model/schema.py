@@ -251,8 +251,8 @@ ADOPTED = "Waterclock: order of insertion"  # marks a column that we added to a 
 PARTITIONED = "waterclock_partitioned"
 """Key in a table's ``info``: whether unacked messages have their own partition, selected by ``time_acked IS NULL``."""
 
-NEEDING_DEFAULTS = "waterclock_needing_defaults"
-"""Key in a table's ``info``: the user's columns that cannot be NULL and have a default, or that are generated."""
+WITH_DEFAULTS = "waterclock_with_defaults"
+"""Key in a table's ``info``: whether NULL may be put, by the user's columns that have a default or are generated."""
 
 GENERATED = "waterclock_generated"
 """Key in a table's ``info``: the user's columns whose values the database generates, and that no statement may set."""
@@ -294,7 +294,9 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         ) from None
     found = {column["name"]: column["type"] for column in columns}
     generated = {one["name"] for one in columns if "computed" in one or one.get("identity", {}).get("always")}
-    defaulted = {one["name"] for one in columns if not one["nullable"] and (one["default"] or one.get("identity"))}
+    # MariaDB reports NULL as the default of a column that has none.
+    defaulted = {one["name"] for one in columns if one["default"] not in (None, "NULL") or one.get("identity")}
+    nullable = {one["name"] for one in columns if one["nullable"]} - generated
     for column in (*OWN_COLUMNS, *([MESSAGE_KEY] if options.turns_by else [])):
         if column not in found:
             raise SchemaError(f"message table {quoted(name)}: its SQL table has no column {column!r}. Add the column")
@@ -302,7 +304,8 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         _Extra(
             column,
             _column_type(options.columns.get(column, ""), kind),
-            needs_default=column in defaulted | generated,
+            has_default=column in defaulted | generated,
+            is_nullable=column in nullable,
             is_generated=column in generated,
         )
         for column, kind in found.items()
@@ -340,15 +343,19 @@ def _column_type(declared: str, found: TypeEngine[Any]) -> TypeEngine[Any]:
 class _Extra:
     """A user's column as it is in the database; equal to another of the same name, type and origin of its values."""
 
-    def __init__(self, name: str, kind: TypeEngine[Any], *, needs_default: bool, is_generated: bool) -> None:
+    def __init__(
+        self, name: str, kind: TypeEngine[Any], *, has_default: bool, is_nullable: bool, is_generated: bool
+    ) -> None:
         self.name = name
         self.kind = kind
         self.is_generated = is_generated  # as of `GENERATED`
-        self.needs_default = needs_default  # as of `NEEDING_DEFAULTS`
+        self.has_default = has_default  # as of `WITH_DEFAULTS`
+        self.is_nullable = is_nullable
         # Compared by SQLAlchemy's repr, which has all parameters of a type. A user's type without a key for
         # SQLAlchemy's caches may print less, and equals no other.
         known = getattr(kind, "cache_ok", True) and _has_key(kind._static_cache_key)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # no public one
-        self._facts = (name, needs_default, is_generated, type(kind), repr(kind) if known else object())
+        facts = (name, has_default, is_nullable and has_default, is_generated, type(kind))
+        self._facts = (*facts, repr(kind) if known else object())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Extra) and self._facts == other._facts
@@ -376,7 +383,7 @@ def _described(
 ) -> sa.Table:
     # Equal tables share one object, in all databases, so that statements are built once.
     rows = message_rows(name, id_type, payload, [sa.Column(one.name, Guarded(one.kind)) for one in extra])
-    rows.info[NEEDING_DEFAULTS] = [one.name for one in extra if one.needs_default]
+    rows.info[WITH_DEFAULTS] = {one.name: one.is_nullable for one in extra if one.has_default}
     rows.info[GENERATED] = {one.name for one in extra if one.is_generated}
     rows.info[PARTITIONED] = is_partitioned
     if is_keyed:

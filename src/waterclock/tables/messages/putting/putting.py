@@ -19,9 +19,9 @@ from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.databases.inserting import new_rows
+from waterclock.tables.databases.inserting import OMITTED, new_rows
 from waterclock.tables.messages.putting.drawing_ids import draw_uuid
-from waterclock.tables.model.schema import NEEDING_DEFAULTS, user_column_names
+from waterclock.tables.model.schema import WITH_DEFAULTS, user_column_names
 from waterclock.tables.model.values.arguments import many
 from waterclock.tables.model.values.column_values import column_checks
 from waterclock.tables.model.values.texts import check_text
@@ -163,9 +163,11 @@ def _insert(
     context: TableContext, connection: SqlConnection, messages: list[dict[str, Any]], *, fresh: bool
 ) -> list[dict[str, Any]]:
     """Insert messages; return those whose ids existed."""
-    if needing := context.rows.info[NEEDING_DEFAULTS]:
+    if defaults := context.rows.info[WITH_DEFAULTS]:
         # In order, because messages of a group are sent in the order in which they are inserted.
-        runs = [list(run) for _, run in groupby(messages, lambda message: [message[name] is None for name in needing])]
+        runs = [
+            list(run) for _, run in groupby(messages, lambda message: [message[name] is OMITTED for name in defaults])
+        ]
         if len(runs) > 1:
             return [one for run in runs for one in _insert(context, connection, run, fresh=fresh)]
     new = new_rows(context.rows, alike(connection.dialect), messages, fresh=fresh)
@@ -215,8 +217,14 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
         )
     for name in own:
         value = message.get(name)
-        row[name] = None if value is None else checks[name](name, value)
+        row[name] = _if_missing(context, message, name) if value is None else checks[name](name, value)
     return row
+
+
+def _if_missing(context: TableContext, message: Mapping[str, Any], column: str) -> Any:
+    """Return the value of a column for which a message has none or None."""
+    defaults = context.rows.info[WITH_DEFAULTS]
+    return OMITTED if column in defaults and (column not in message or not defaults[column]) else None
 
 
 def _keys(context: TableContext, messages: Sequence[Mapping[str, Any]]) -> Sequence[UniqueKey | None]:

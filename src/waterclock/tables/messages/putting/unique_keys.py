@@ -21,7 +21,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import USED_SLOT_BITS, unique_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.databases.inserting import parameter_name
+from waterclock.tables.databases.inserting import OMITTED, parameter_name
 from waterclock.tables.messages.putting.putting import (
     MessageId,
     PreparedRows,
@@ -30,7 +30,7 @@ from waterclock.tables.messages.putting.putting import (
     id_from_text,
     put_rows,
 )
-from waterclock.tables.model.schema import NEEDING_DEFAULTS, not_acked, user_column_names
+from waterclock.tables.model.schema import not_acked, user_column_names
 from waterclock.time import MAX_NS
 
 _HOUR = 3_600_000_000_000
@@ -187,8 +187,8 @@ def _replace(
     context: TableContext, connection: SqlConnection, message_id: MessageId, row: Mapping[str, Any], held: Any
 ) -> bool:
     """Replace the content of a waiting message with that of another one; return False if a consumer has claimed it."""
-    needing = context.rows.info[NEEDING_DEFAULTS]  # without a value, these keep the one that they have
-    own = tuple(name for name in user_column_names(context.rows) if row[name] is not None or name not in needing)
+    # A column with a default keeps the value that it has.
+    own = tuple(name for name in user_column_names(context.rows) if row[name] is not OMITTED)
     values = {parameter_name(f"new_{name}"): row[name] for name in (*_CONTENT, *own)}
     at = {"of": message_id, "new_at": row["at"]}
     statement = _replacing(context, own, until_done=bool(held.until_done))
