@@ -270,8 +270,10 @@ class MessageTable:
             ``"existing"`` (default): the waiting message is left unchanged. ``"replace"``: it gets the payload, the
             time and all other values of the new message, but keeps its id. A leased message is left unchanged.
         closes_group
-            Whether the group ends with this message: once it and all before it are acked, the exclusive group is
-            released from its consumer, as by `groups.close`. Later messages of the group may go to any consumer.
+            Whether the group ends with this message: once it and all before it are gone, the exclusive group is
+            released from its consumer, as by `groups.close`. Later messages of the group may go to any consumer. A
+            message is gone if it was acked, cancelled, dropped after it expired, dead-lettered, moved or deleted. A
+            message that is acked by id, dead-lettered or deleted before any claim has seen it closes nothing.
         connection
             A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
             driver, whose transaction contains the put: a commit delivers the message, a rollback discards it. If the

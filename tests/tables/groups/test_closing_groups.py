@@ -111,6 +111,52 @@ def test_a_closing_message_that_becomes_a_dead_letter_closes_the_group(
     assert names(table.receive(consumer="y")) == ["a2"]
 
 
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_cancelled_closing_message_closes_the_group(exclusive: MessageTable, *, is_seen: bool) -> None:
+    put(exclusive, "a1")
+    first = exclusive.receive(1, consumer="x")
+    [closing, _] = exclusive.put_many([{"payload": n, "group": "a", "closes_group": n == "a2"} for n in ("a2", "a3")])
+    if is_seen:
+        exclusive.receive(1, consumer="z")
+    assert exclusive.cancel(closing) == 1
+    exclusive.receive(1, consumer="z")
+    assert owners(exclusive) == {"a": "x"}
+    exclusive.ack(first)
+    exclusive.purge()
+    assert names(exclusive.receive(consumer="y")) == ["a3"]
+
+
+def test_an_expired_closing_message_closes_the_group_when_its_consumer_claims(
+    exclusive: MessageTable, clock: MovableClock
+) -> None:
+    put(exclusive, "a1")
+    exclusive.ack(exclusive.receive(1, consumer="x"))
+    exclusive.put("a2", group="a", closes_group=True, expires_at=clock.now + 10)
+    exclusive.receive(1, consumer="z")
+    clock.move("1s")
+    assert exclusive.receive(consumer="x") == []
+    assert owners(exclusive) == {}
+
+
+@pytest.mark.parametrize("how", ["delete", "purge", "skip_head"])
+def test_a_removed_closing_message_closes_the_group(
+    exclusive: MessageTable, clock: MovableClock, database: Database, how: str
+) -> None:
+    put(exclusive, "a1")
+    exclusive.ack(exclusive.receive(1, consumer="x"))
+    close(exclusive, "a2")
+    exclusive.receive(1, consumer="z")
+    if how == "delete":
+        with database.backend.engine.begin() as plain:
+            plain.execute(sa.text("DELETE FROM orders WHERE time_acked IS NULL"))
+    else:
+        getattr(exclusive.groups, how)("a")
+    for _ in range(2):
+        clock.move("20s")
+        exclusive.receive(1, consumer="x")
+    assert owners(exclusive) == {}
+
+
 def test_a_nack_of_the_closing_message_leaves_the_group_with_its_consumer(
     exclusive: MessageTable, clock: MovableClock
 ) -> None:

@@ -84,7 +84,15 @@ def _dropping(context: TableContext) -> sa.Update:
     rows = context.rows
     return (
         sa.update(rows)
-        .where(context.unacked(), is_cancelled(rows), sa.not_(_is_out(context)), rows.c.ack_held_at.is_(None))
+        .where(
+            context.unacked(),
+            is_cancelled(rows),
+            sa.not_(_is_out(context)),
+            rows.c.ack_held_at.is_(None),
+            # A message that closes its group does so from its place, which the next claim or purge determines before it
+            # removes the message.
+            (rows.c.closes_group == 0) | rows.c.position.is_not(None),
+        )
         .values(time_acked=context.backend.now_sql(), time_next=None, acked_by=EXPIRED, claim_id=None)
     )
 
