@@ -335,6 +335,52 @@ def test_plain_sql_in_columns_of_ours_leaves_no_message_behind(
     assert table.stats().acked == 3
 
 
+@pytest.mark.usefixtures("looking_often")
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("change", ["assigned = 'ghost'", "drain_to = 'ghost'"])
+def test_plain_sql_in_the_row_of_a_group_leaves_no_message_behind(
+    make_table: Callable[..., MessageTable], database: Database, groups: str, change: str
+) -> None:
+    table = make_table(groups=groups, poll_interval="1ns")
+    put(table, "a1", "a2")
+    table.nack(table.receive(1, consumer="x"), "0s")
+    table.subscribe("x").close()
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text(f"UPDATE waterclock_groups SET {change}"))  # noqa: S608  # ours
+    found = [names(table.receive(consumer="y")) for _ in range(3)]
+    assert [payloads for payloads in found if payloads] == [["a1", "a2"]]
+    assert [one.group for one in table.groups.list()] == ["a"]
+
+
+@pytest.mark.usefixtures("looking_often")
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # keeps the rows of groups that have ended
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("since", ["1h", "0s"])
+def test_a_group_with_messages_that_plain_sql_marks_as_ended_stays(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock, groups: str, since: str
+) -> None:
+    table = make_table(groups=groups, poll_interval="1ns")
+    table.put("a1", group="a", at=clock.now + 7200 * 1_000_000_000)
+    assert table.receive(consumer="x") == []
+    table.subscribe("x").close()
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE waterclock_groups SET ended_at = :now"), {"now": clock.now})
+    clock.move(since)
+    assert table.receive(consumer="x") == []
+    assert [one.group for one in table.groups.list()] == ["a"]
+    clock.move("2h")
+    assert names(table.receive(consumer="x")) == ["a1"]
+
+
+def test_a_pinned_sequenced_group_stays_with_its_consumer(sequenced: MessageTable, clock: MovableClock) -> None:
+    put(sequenced, "a1")
+    sequenced.groups.pin("a", "x")
+    for _ in range(3):
+        clock.move("40s")
+        assert sequenced.receive(consumer="y") == []
+    assert names(sequenced.receive(consumer="x")) == ["a1"]
+
+
 def test_a_group_of_an_owner_whose_row_is_gone_goes_to_others(exclusive: MessageTable, database: Database) -> None:
     put(exclusive, "a1", "a2")
     [first] = exclusive.receive(1, consumer="x")

@@ -328,6 +328,8 @@ def contradicts(context: TableContext, *, whole: bool) -> sa.ColumnElement[bool]
     known["ready_at"] = sa.case((groups.c.ready_at < now, now), else_=groups.c.ready_at)
     wrong = [known[name].is_distinct_from(noted[name]) for name in deciding]
     wrong += [_has_held_first(context), has_to_end()]
+    if context.sql.keeps_ended:
+        wrong.append(groups.c.ended_at.is_not(None) & groups.c.head.is_not(None))
     if whole:
         rows = context.rows
         earlier = first_of(context, rows.c.seq, rows.c.position < first_place(), from_first=True)

@@ -47,12 +47,17 @@ def delete_ended(context: TableContext) -> None:
 
 def is_left_over(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that `delete_ended` has passed over the row of a group that has ended."""
-    return sa.and_(groups.c.ended_at < context.backend.now_sql() - 2 * ENDED_FOR, *needless())
+    return sa.and_(groups.c.ended_at < context.backend.now_sql() - 2 * ENDED_FOR, *_is_empty_and_needless())
 
 
 def delete_left_over(context: TableContext, connection: SqlConnection, names: Collection[str]) -> None:
     """Delete such rows among those of these groups, which the transaction has locked."""
     connection.execute(_deleting_left_over(context), {"groups": list(names)})
+
+
+def _is_empty_and_needless() -> tuple[sa.ColumnElement[bool], ...]:
+    # Plain SQL may set ``ended_at`` of a group with messages.
+    return groups.c.head.is_(None), *needless()
 
 
 @built_once(maxsize=256)
@@ -78,7 +83,7 @@ def _ended(context: TableContext) -> tuple[sa.Table, sa.Column[int], tuple[sa.Co
     start, upto = (sa.bindparam(name, type_=sa.BigInteger) for name in ("start", "upto"))
     is_keyed = context.options.turns_by is not None
     rows, at = (message_keys, message_keys.c.due_at) if is_keyed else (groups, groups.c.ended_at)
-    its = (has_ended(context),) if is_keyed else (groups.c.table_id == context.table_id, *needless())
+    its = (has_ended(context),) if is_keyed else (groups.c.table_id == context.table_id, *_is_empty_and_needless())
     return rows, at, (*its, at >= start, at <= upto)
 
 

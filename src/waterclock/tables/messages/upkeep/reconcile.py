@@ -26,10 +26,16 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import RefusedError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.consumers import is_ownerless, release_idle, release_lapsed, release_ownerless
-from waterclock.tables.groups.group_state import contradicts, has_lost_its_place, lock_free_groups, settle
+from waterclock.tables.groups.group_state import (
+    contradicts,
+    has_lost_its_place,
+    lock_free_groups,
+    settle,
+    these_groups,
+)
 from waterclock.tables.messages.rows.process_heartbeat import LASTS
 from waterclock.tables.messages.upkeep.ended_rows import delete_ended, delete_left_over, is_left_over
-from waterclock.tables.model.claims.bounds import SAVE_EVERY
+from waterclock.tables.model.claims.bounds import SAVE_EVERY, UNASSIGNED
 from waterclock.tables.model.timing.sweeps import LARGEST_CHUNK, WHOLE_EVERY
 from waterclock.time import MAX_NS
 
@@ -169,6 +175,8 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
         return 0
     if context.options.groups == "exclusive":
         release_ownerless(context, connection, wrong)
+    else:
+        connection.execute(_disowning(context), {"groups": wrong})
     strays = list(connection.scalars(_strays(context), {"groups": wrong}))
     if strays:
         connection.execute(_routing_anew(context), {"seqs": strays})
@@ -215,6 +223,16 @@ def _strays(context: TableContext) -> sa.Select[Any]:
     return sa.select(rows.c.seq).where(*its).order_by(rows.c.seq).with_for_update(skip_locked=True)
 
 
+def _is_owned() -> sa.ColumnElement[bool]:
+    """Return the condition that a sequenced group has an owner, which only a pin sets."""
+    return (groups.c.assigned != UNASSIGNED) & (groups.c.pinned == 0)
+
+
+@built_once(maxsize=256)
+def _disowning(context: TableContext) -> sa.Update:
+    return sa.update(groups).where(these_groups(context), _is_owned()).values(assigned=UNASSIGNED)
+
+
 @built_once(maxsize=256)
 def _routing_anew(context: TableContext) -> sa.Update:
     new: dict[str, Any] = {"routed": context.sql.changed}
@@ -228,7 +246,6 @@ def _wrong_of(context: TableContext, *, whole: bool) -> sa.Select[Any]:
     wrong = contradicts(context, whole=whole)
     if context.sql.keeps_ended:
         wrong |= is_left_over(context)
-    if context.options.groups == "exclusive":
-        wrong |= is_ownerless()
+    wrong |= is_ownerless() if context.options.groups == "exclusive" else _is_owned()
     these = context.sql.any_key(groups, context.table_id, _KEY, "groups")
     return sa.select(groups.c.group_id).where(these, wrong)
