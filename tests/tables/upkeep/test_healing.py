@@ -21,6 +21,7 @@ from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.finishing import acking, dead_letters, extending
+from waterclock.tables.messages.upkeep import reconcile
 from waterclock.tables.model.timing import sweeps
 
 with_locks_of_rows = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
@@ -370,6 +371,47 @@ def test_a_group_with_messages_that_plain_sql_marks_as_ended_stays(
     assert [one.group for one in table.groups.list()] == ["a"]
     clock.move("2h")
     assert names(table.receive(consumer="x")) == ["a1"]
+
+
+@pytest.mark.usefixtures("looking_often")
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+@pytest.mark.parametrize("where", ["group_id = 'b'", "group_id < 'c'", "group_id > ''", "1 = 1"])
+def test_groups_whose_rows_plain_sql_deletes_continue(
+    make_table: Callable[..., MessageTable],
+    connect: Callable[..., Database],
+    clock: MovableClock,
+    groups: str,
+    where: str,
+) -> None:
+    table = make_table(groups=groups, poll_interval="1ns")
+    put(table, "a1", "b1", "b2", "c1")
+    table.put("first", priority=1)
+    table.nack(table.receive(1, consumer="x"), "0s")
+    table.subscribe("x").close()
+    database = connect(clock=clock)
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text(f"DELETE FROM waterclock_groups WHERE {where}"))  # noqa: S608  # ours
+    found: list[str] = []
+    for _ in range(4):
+        found += names(database.table("orders").receive(consumer="y"))
+    assert sorted(found) == ["a1", "b1", "b2", "c1", "first"]
+    assert sorted(one.group or "" for one in table.groups.list()) == ["", "a", "b", "c"]
+
+
+@pytest.mark.usefixtures("looking_often")
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+def test_a_consumer_keeps_its_messages_if_plain_sql_deletes_the_row_of_their_group(
+    make_table: Callable[..., MessageTable], database: Database, groups: str
+) -> None:
+    table = make_table(groups=groups, poll_interval="1ns")
+    put(table, "a1", "a2")
+    [first] = table.receive(1, consumer="x")
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("DELETE FROM waterclock_groups"))
+    reconcile.heal_all(table.context)
+    assert table.receive(consumer="y") == []
+    first.ack()
+    assert names(table.receive(consumer="x")) == ["a2"]
 
 
 def test_a_pinned_sequenced_group_stays_with_its_consumer(sequenced: MessageTable, clock: MovableClock) -> None:

@@ -1,13 +1,13 @@
 """Repairs groups whose rows contradict their messages, or whose owner is gone.
 
 Every operation on messages updates their groups in the same transaction, and a trigger marks changes by plain SQL for
-the next claim. But no trigger marks a group if plain SQL deletes its messages, if its owner's row is gone, or if our
-code has a bug. So consumers check the groups of a table once every ``poll_interval``. The check only reads; its
-findings are verified under the groups' locks before anything is changed.
+the next claim. But no trigger marks a group if plain SQL deletes its messages or changes its row, if its owner's row is
+gone, or if our code has a bug. So consumers check the groups of a table once every ``poll_interval``. The check only
+reads; its findings are verified under the groups' locks before anything is changed.
 
-A check reads the messages of each group from the first unfinished one (the head). On PostgreSQL, one check in
-`WHOLE_EVERY` also looks for unfinished messages before the head. This check is rare because it reads all finished
-messages that an old snapshot shows.
+A check reads the messages of each group from the first unfinished one (the head). A whole check also looks for
+unfinished messages before the head, and for those of groups without a row. On PostgreSQL, one check in `WHOLE_EVERY` is
+whole, because it reads all finished messages that an old snapshot shows; on other databases, each is.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from waterclock.tables.groups.group_state import (
 )
 from waterclock.tables.messages.rows.process_heartbeat import LASTS
 from waterclock.tables.messages.upkeep.ended_rows import delete_ended, delete_left_over, is_left_over
+from waterclock.tables.messages.upkeep.lost_groups import LostGroups, add_lost, find_lost
 from waterclock.tables.model.claims.bounds import SAVE_EVERY, UNASSIGNED
 from waterclock.tables.model.timing.sweeps import LARGEST_CHUNK, WHOLE_EVERY
 from waterclock.time import MAX_NS
@@ -105,7 +106,7 @@ def _check_chunk(context: TableContext) -> int:
         # The claim that follows reports the database's error, or works without this.
         _log.info("cannot check the groups of table %r now: %s", context.name, in_a_line(said_of(error)))
         return 0
-    sweeps.end(look.last, moments.monotonic_ns() - began, look.took, look.processes, every)
+    sweeps.end(look.place, moments.monotonic_ns() - began, look.took, look.processes, every)
     return healed
 
 
@@ -115,10 +116,9 @@ def _check_some(context: TableContext) -> tuple[_CheckedGroups, int]:
     if context.sql.is_bounded and sweeps.after is None:
         sweeps.begin_round(whole=not 0 <= backend.now_about() - saved.checked_whole_at < WHOLE_EVERY)
     look = _look(context, sweeps.after, sweeps.chunk, whole=sweeps.is_whole)
-    wrong = look.wrong
-    healed = backend.transact(lambda own: settle_wrong(context, own, wrong), indexed=True) if wrong else 0
-    sweeps.has_left |= healed < len(wrong)
-    if context.sql.is_bounded and sweeps.is_whole and look.last is None and not sweeps.has_left:
+    healed = _settle_found(context, look)
+    sweeps.has_left |= healed < len(look.wrong) + len(look.lost)
+    if context.sql.is_bounded and sweeps.is_whole and look.place is None and not sweeps.has_left:
         saved.checked_whole_at = backend.now_about()
     return look, healed
 
@@ -148,12 +148,11 @@ def heal_all(context: TableContext) -> int:
     if context.options.groups == "exclusive":
         while dead := context.backend.transact(lambda own: _release(context, own)):
             healed += dead
-    last: str | None = None
+    last: _Place | None = None
     while True:
         look = _look(context, last, LARGEST_CHUNK, whole=True)
-        last, wrong = look.last, look.wrong
-        if wrong:
-            healed += context.backend.transact(lambda own, wrong=wrong: settle_wrong(context, own, wrong), indexed=True)
+        last = look.place
+        healed += _settle_found(context, look)
         if last is None:
             return healed
 
@@ -163,6 +162,17 @@ def _release(context: TableContext, connection: sa.Connection) -> int:
     if context.options.group_idle is not None:
         release_idle(context, connection, now)
     return release_lapsed(context, connection, now)
+
+
+def _settle_found(context: TableContext, look: _CheckedGroups) -> int:
+    """Settle the groups that a check found, as `settle_wrong`."""
+
+    def settle_all(own: SqlConnection) -> int:
+        if look.lost:
+            add_lost(context, own, look.lost)
+        return settle_wrong(context, own, [*look.wrong, *look.lost])
+
+    return context.backend.transact(settle_all, indexed=True) if look.wrong or look.lost else 0
 
 
 def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequence[str]) -> int:
@@ -185,26 +195,46 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
     return len(wrong)
 
 
+class _Place(NamedTuple):
+    """How far a round has come."""
+
+    group: str | None  # the last group by its row; None: all were checked
+    named: str | None  # the last group by its messages, among which lost ones are looked for; None: all were
+
+
 class _CheckedGroups(NamedTuple):
     """What a check of some groups found."""
 
-    last: str | None  # the last of the groups if there may be more
+    place: _Place | None  # None: the round is complete
     wrong: list[str]
+    lost: dict[str, str]  # the groups without a row, as in `LostGroups`
     processes: int  # how many processes check the groups of this table
     took: int  # how long it took beyond the round trips, ns
 
 
-def _look(context: TableContext, after: str | None, most: int, *, whole: bool) -> _CheckedGroups:
-    """Check up to ``most`` groups; ``whole`` is as in `contradicts`."""
+def _look(context: TableContext, after: _Place | None, most: int, *, whole: bool) -> _CheckedGroups:
+    """Check up to ``most`` groups; ``whole`` is as in `contradicts`, and whether to look for groups without a row."""
+    names: list[str] = []
+    wrong: list[str] = []
+    lost = LostGroups(None, {})
     with context.backend.snapshot(indexed=True) as connection:
         living = {"table": context.table_id, "beat": context.backend.now(connection) - LASTS}
         began = moments.monotonic_ns()
         processes = connection.execute(_PROCESSES, living).scalar_one()
         round_trip = moments.monotonic_ns() - began
-        names = list(connection.scalars(_some_groups(context, begins=after is None), {"after": after, "count": most}))
-        wrong = list(connection.scalars(_wrong_of(context, whole=whole), {"groups": names})) if names else []
-        took = moments.monotonic_ns() - began - 3 * round_trip
-        return _CheckedGroups(names[-1] if len(names) == most else None, wrong, processes, max(took, 0))
+        trips = 1
+        if after is None or after.group is not None:
+            trips += 2
+            values = {"after": after and after.group, "count": most}
+            names += connection.scalars(_some_groups(context, begins=after is None), values)
+            if names:
+                wrong += connection.scalars(_wrong_of(context, whole=whole), {"groups": names})
+        if whole and (after is None or after.named is not None):
+            trips += 1
+            lost = find_lost(context, connection, after and after.named, most)
+        took = moments.monotonic_ns() - began - trips * round_trip
+    place = _Place(names[-1] if len(names) == most else None, lost.last)
+    return _CheckedGroups(None if place == (None, None) else place, wrong, lost.owners, processes, max(took, 0))
 
 
 @built_once(maxsize=256)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 from waterclock._support import moments
 from waterclock.time import MIN_NS
@@ -52,7 +53,7 @@ class Sweeps:
         self._spent = 0  # how long the last chunks took, one after the other, ns
         self._searched = 0  # how long of that is not for round trips
         self._began_at = 0
-        self._after: str | None = None
+        self._after: Any = None
         self._lock = threading.Lock()
 
     def is_due(self, *, idle: bool) -> bool:
@@ -78,8 +79,8 @@ class Sweeps:
             self.chunk = 1  # an old snapshot may show very many entries of each group
 
     @property
-    def after(self) -> str | None:
-        """Return the group after which the chunk begins; None: the first one."""
+    def after(self) -> Any:
+        """Return the place after which the chunk begins; None: the first group."""
         return self._after
 
     @property
@@ -87,11 +88,11 @@ class Sweeps:
         """Return whether to check the next chunk at once."""
         return self._spent > 0 or self._first_left > 0
 
-    def end(self, last: str | None, took: int, searched: int, processes: int, every: int) -> None:
+    def end(self, last: Any, took: int, searched: int, processes: int, every: int) -> None:
         """End a chunk.
 
-        ``last`` is its last group; None after the last one. ``took`` is how long it took, and ``searched`` how long
-        without the round trips, ns. ``processes`` is how many processes do the same. A new round begins after
+        ``last`` is the place that it reached; None after the last group. ``took`` is how long it took, and ``searched``
+        how long without the round trips, ns. ``processes`` is how many processes do the same. A new round begins after
         ``every``, ns.
         """
         self._first_left = self._first_left - took if last is not None else 0
