@@ -233,6 +233,19 @@ def test_a_claim_ends_although_a_caller_keeps_the_messages_of_many_keys(
         assert pool.submit(limited.receive, 1).result(timeout=20) == []
 
 
+def test_a_claim_passes_many_keys_that_are_full_of_another_priority(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_keyed, "_ROUNDS", 2)
+    table = make_table(columns={"customer": "text"}, limit={"customer": 1})
+    keys = "abcdefghij"
+    _put(table, *(f"{key}0" for key in keys), priority=5)
+    assert len(table.receive(10)) == 10
+    _put(table, *(f"{key}1" for key in keys), "z0")
+    assert payloads(table, 1) == ["z0"]
+    assert table.receive(1) == []
+
+
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_a_message_that_a_caller_keeps_holds_up_no_lower_priority(limited: MessageTable, database: Database) -> None:
     _put(limited, "b0", priority=9)

@@ -57,6 +57,7 @@ class Examined:
     """The keys that a claim has examined in vain."""
 
     passed: frozenset[Place]  # keys with no more messages for this claim
+    left: frozenset[Place]  # keys that keep their turns: they are full, or other claims own them
     level: int  # the first level that may have other keys
 
 
@@ -80,7 +81,7 @@ def claim_keyed(
 
     ``examined`` is what earlier transactions of the claim have examined.
     """
-    claim = _KeyedClaim(context, connection, wanted, examined or Examined(frozenset(), LOWEST_LEVEL))
+    claim = _KeyedClaim(context, connection, wanted, examined or Examined(frozenset(), frozenset(), LOWEST_LEVEL))
     more = claim.take()
     return claim.claimed, claim.examined if more else None
 
@@ -91,8 +92,7 @@ class _KeyedClaim:
         self._connection = connection
         self._wanted = wanted
         self._now = 0
-        self._left: set[Place] = set()  # keys that keep their turns: other claims own them, or have just filled them
-        self._passed = set(examined.passed)
+        self._passed, self._left = set(examined.passed), set(examined.left)
         self._level = examined.level
         self.claimed: list[Claimed] = []
 
@@ -108,7 +108,7 @@ class _KeyedClaim:
 
     @property
     def examined(self) -> Examined:
-        return Examined(frozenset(self._passed), self._level)
+        return Examined(frozenset(self._passed), frozenset(self._left), self._level)
 
     @property
     def _room(self) -> int:
@@ -117,7 +117,8 @@ class _KeyedClaim:
     def _take_turns(self) -> bool:
         """Serve the next keys; return whether others may follow."""
         context, connection, wanted = self._context, self._connection, self._wanted
-        count = min(self._room, _KEYS_AT_ONCE) + len(self._left)
+        # The search passes keys that are left, so behind many of them it looks for as many others.
+        count = min(max(self._room, len(self._left)), _KEYS_AT_ONCE) + len(self._left)
         begun = next_turns(context, connection, count, self._level, wanted.where)
         places = [place for place in begun if place not in self._left and place not in self._passed]
         if not places:
