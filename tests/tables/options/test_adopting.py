@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable
+from datetime import date
 from typing import Any
 
 import pytest
@@ -492,3 +493,53 @@ def test_columns_may_hold_arrays(database: Database) -> None:
     assert [one.columns for one in table.receive(10)] == [rows[0], *rows, *rows]
     with pytest.raises(wc.InvalidArgumentError, match="bigint"):
         table.put_many([{"payload": "wrong", "grid": ["x"], "raw": [b"1"]}] * 2)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+def test_columns_may_hold_arrays_of_a_domain(
+    database: Database, connect: Callable[..., Database], clock: MovableClock, groups: Any
+) -> None:
+    for domain in ("count AS int CHECK (VALUE > 0)", "few AS count CHECK (VALUE < 9)", "word AS text", "day AS date"):
+        run(database, f"CREATE DOMAIN {domain}")
+    kinds = "counts count[], grid few[][], words word[], days day[], one count"
+    make_documents(database, DOCUMENTS.replace("region varchar(20) DEFAULT 'eu'", kinds))
+    database.create_table("orders", payload="text", adopt=True, groups=groups, dead_letter="dead")
+    table = connect(clock=clock).table("orders")
+    full = {"counts": [1, 12], "grid": [[1], [2]], "words": ['a "b"', None], "days": [date(2024, 2, 29)], "one": 3}
+    empty = dict.fromkeys(full)
+    table.put("one", **full)
+    table.put_many([{"payload": "many", **full}, {"payload": "many", **empty}, {"payload": "named", "id": 9, **full}])
+    table.dead_letter(9, "broken")
+    assert table.redrive() == 1
+    assert [one.columns for one in table.receive(10)] == [full, full, empty, full]
+    with pytest.raises(wc.RefusedError, match="count"):
+        table.put_many([{"payload": "wrong", "counts": [-1]}] * 2)
+
+
+UNKNOWN = {
+    "postgresql": (["point", "xml", "point[]", "pair"], ["(1,2)", "<a/>", None, "(3,x)"]),
+    "mysql": (["inet6", "point"], ["::1", None]),
+    "sqlite": ([""], ["any"]),
+}
+"""Types that SQLAlchemy does not know, each with a value, by database."""
+
+
+def test_columns_may_have_types_that_sqlalchemy_does_not_know(
+    database: Database, connect: Callable[..., Database], clock: MovableClock
+) -> None:
+    kinds, values = UNKNOWN[database.backend.engine.dialect.name.replace("mariadb", "mysql")]
+    if "pair" in kinds:
+        run(database, "CREATE TYPE pair AS (number int, name text)")
+    columns = ", ".join(f"c{nth} {kind}" for nth, kind in enumerate(kinds))
+    make_documents(database, DOCUMENTS.replace("region varchar(20) DEFAULT 'eu'", columns))
+    database.create_table("orders", payload="text", adopt=True, dead_letter="dead")
+    table = connect(clock=clock).table("orders")
+    full = {f"c{nth}": value for nth, value in enumerate(values)}
+    table.put("none")
+    table.put("one", **full)
+    table.put_many([{"payload": "many"}, {"payload": "many", **full}, {"payload": "named", "id": 9, **full}])
+    table.dead_letter(9, "broken")
+    assert table.redrive() == 1
+    found = [one.columns for one in table.receive(10)]
+    assert found == [dict.fromkeys(full), full, dict.fromkeys(full), full, full]

@@ -26,6 +26,7 @@ from waterclock.tables.model.schema import (
     message_rows,
     user_columns,
 )
+from waterclock.tables.model.values.reflected_types import reflected_columns
 
 _TIMES = ("time_scheduled", "time_next", "time_created", "time_acked")
 _SMALL = (sa.SmallInteger, mysql.TINYINT, mysql.MEDIUMINT)
@@ -80,7 +81,7 @@ def adopt(
         inspector = sa.inspect(connection)
         if not inspector.has_table(name):
             raise NotFoundError(f"no SQL table named {name!r} to adopt. To create the table, omit adopt")
-        found = {column["name"]: column for column in inspector.get_columns(name)}
+        found = {column["name"]: column for column in reflected_columns(connection, name)}
         _check(backend, inspector, name, found, options)
         _check_ids(connection, name)
         dialect = table_dialect(backend)

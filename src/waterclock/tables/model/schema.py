@@ -20,6 +20,7 @@ from waterclock.errors import InvalidArgumentError, SchemaError
 from waterclock.tables.model.options import IdType, Payload, TableOptions
 from waterclock.tables.model.values.key_names import GROUP, KeySource
 from waterclock.tables.model.values.reading import Guarded, Unreadable
+from waterclock.tables.model.values.reflected_types import reflected_columns
 from waterclock.time import MAX_NS, MIN_NS
 
 IdItem = sa.Identity | sa.DefaultClause  # column options by which a database generates ids
@@ -286,7 +287,7 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
     """
     inspector = sa.inspect(connection)
     try:
-        columns = inspector.get_columns(name)
+        columns = reflected_columns(connection, name)
     except exc.NoSuchTableError:
         raise SchemaError(
             f"message table {quoted(name)}: its SQL table is missing, because something other than Waterclock dropped"

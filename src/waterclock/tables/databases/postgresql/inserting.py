@@ -15,6 +15,7 @@ from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows, parameter_name
 from waterclock.tables.model.schema import PARTITIONED, Text
+from waterclock.tables.model.values.reflected_types import DomainArray, NamedType
 
 _SENT_IN_BINARY = (sa.Integer, sa.LargeBinary, sa.String, Text)  # twice as fast as text
 UNIQUE_VIOLATION = "23505"
@@ -51,18 +52,19 @@ def insert_unknown(connection: SqlConnection, rows: sa.Table, new: NewRows, now:
 def _in_arrays(rows: sa.Table, new: NewRows) -> dict[str, list[Any]]:
     """Return the parameters of `_many`. Values that are arrays are texts, because UNNEST would flatten them."""
     values = new.parameters
-    for name in _array_columns(rows, tuple(new.columns)):
+    for name in _text_columns(rows, tuple(new.columns)):
         key = parameter_name(name)
-        values[key] = [None if value is None else _array_text(value) for value in values[key]]
+        values[key] = [value if value is None or type(value) is str else _array_text(value) for value in values[key]]
     return values
 
 
 @built_once(maxsize=256)
-def _array_columns(rows: sa.Table, names: tuple[str, ...]) -> list[str]:
+def _text_columns(rows: sa.Table, names: tuple[str, ...]) -> list[str]:
     types = _types(rows, names)
     kinds = {name: getattr(types[name], "kind", None) for name in names}
     # The type of a domain has that of its values.
-    return [name for name, kind in kinds.items() if isinstance(getattr(kind, "data_type", kind), sa.ARRAY)]
+    as_text = sa.ARRAY, DomainArray, NamedType
+    return [name for name, kind in kinds.items() if isinstance(getattr(kind, "data_type", kind), as_text)]
 
 
 def _array_text(value: Any) -> str:
@@ -93,7 +95,7 @@ def _many(
     positional parameters; None: named parameters.
     """
     own = _types(rows, names)
-    as_text = _array_columns(rows, names)
+    as_text = _text_columns(rows, names)
     types = own | dict.fromkeys(as_text, sa.Text())
     arrays = [sa.bindparam(parameter_name(name), type_=postgresql.ARRAY(types[name])) for name in names]
     new = sa.func.unnest(*arrays).table_valued(*(sa.column(name, types[name]) for name in names)).render_derived("new")
