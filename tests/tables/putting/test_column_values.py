@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
@@ -73,3 +74,12 @@ def test_columns_of_sqlalchemys_types_are_checked_by_their_type(database: Databa
     table.put("tea", small=7, name="x", weight=1, price=Decimal("1.50"))
     [delivery] = table.receive()
     assert delivery.columns == {"small": 7, "name": "x", "weight": 1.0, "price": Decimal("1.50")}
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+def test_a_column_whose_type_the_database_lacks_is_refused(database: Database, *, adopt: bool) -> None:
+    is_mariadb = database.backend.engine.dialect.name in ("mysql", "mariadb")
+    kind = sa.String() if is_mariadb else mysql.SET("a")  # MariaDB needs a length
+    with pytest.raises(InvalidArgumentError, match=r"columns: the type of 'mine' must be complete and known to"):
+        database.create_table("orders", columns={"mine": kind}, adopt=adopt)
+    assert database.tables() == []

@@ -14,7 +14,7 @@ from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError, NotFoundError, SchemaError
 from waterclock.tables.catalogue.context import table_dialect
-from waterclock.tables.catalogue.creating import ensure_dead_letter_table, make_if_missing, register
+from waterclock.tables.catalogue.creating import check_types, ensure_dead_letter_table, make_if_missing, register
 from waterclock.tables.model.options import IdType, Payload, TableOptions
 from waterclock.tables.model.schema import (
     ADOPTED,
@@ -75,6 +75,7 @@ def adopt(
             " option, create a new message table and insert the rows there"
         )
     wanted = user_columns(columns)
+    check_types(backend, wanted)
     complete = options.with_dead_letter(name)
 
     def adopt_table(connection: sa.Connection) -> None:

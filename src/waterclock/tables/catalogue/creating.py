@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
+from sqlalchemy import exc
 
 from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
@@ -43,6 +44,7 @@ def create(
     """
     check_table_name(name)
     extra = user_columns(columns)
+    check_types(backend, extra)
     days_of(table_dialect(backend), name, options)  # raises before anything is created
     if options.turns_by is not None:
         key_source(options.turns_by, extra)
@@ -53,6 +55,19 @@ def create(
         _make(backend, connection, name, complete, extra)
 
     make_if_missing(backend, name, options, create_table, exist_ok=exist_ok)
+
+
+def check_types(backend: Backend, columns: Sequence[sa.Column[Any]]) -> None:
+    """Raise InvalidArgumentError if the database has no type for a column."""
+    dialect = backend.engine.dialect
+    for column in columns:
+        try:
+            column.type.compile(dialect)
+        except exc.CompileError as error:
+            raise InvalidArgumentError(
+                f"columns: the type of {quoted(column.name)} must be complete and known to {dialect.name}, got"
+                f" {column.type!r}"
+            ) from error
 
 
 def make_if_missing(
