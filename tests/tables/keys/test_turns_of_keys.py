@@ -1,17 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.tables.conftest import MovableClock
+from tests.tables.options.plain_sql import run
 
 from waterclock.connection import Database
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
-from waterclock.tables.keys import key_rows
+from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.keys import key_routing, key_rows
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import claim_keyed
 from waterclock.tables.model.claims.turns import deal
@@ -158,6 +161,30 @@ def test_a_new_key_behind_600_blocks_of_another_comes_within_two_messages(
             connection.exec_driver_sql(statement)
     clock.now += 10**9  # plain SQL uses the clock of the server
     assert "z0" in _one_by_one(fair, 2)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # elsewhere, all messages are locked
+def test_a_message_that_changes_its_key_while_it_is_routed_gives_no_key_a_second_row(
+    fair: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_routing, "_ROUTED_AT_ONCE", 3)
+    _put(fair, "c0")
+    assert _one_by_one(fair, 1) == ["c0"]
+    _put(fair, "a0", "a1", "a2", "b0")
+
+    def look(context: TableContext, connection: SqlConnection, keys: Collection[str]) -> Any:
+        found = known(context, connection, keys)
+        if "b" in keys:
+            assert run(database, "UPDATE orders SET customer = 'c' WHERE message = 'b0'") == 1
+        return found
+
+    known = key_routing.known
+    monkeypatch.setattr(key_routing, "known", look)
+    first = _one_by_one(fair, 1)
+    with database.backend.engine.connect() as connection:
+        names = connection.exec_driver_sql("SELECT message_key FROM waterclock_message_keys ORDER BY message_key")
+        assert names.scalars().all() == ["a", "c"]
+    assert {*first, *_one_by_one(fair, 3)} == {"a0", "a1", "a2", "b0"}
 
 
 def test_a_higher_priority_goes_first_across_keys(fair: MessageTable) -> None:

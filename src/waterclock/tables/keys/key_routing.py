@@ -62,7 +62,8 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
         is_full = len(window) == count
         is_of_one = is_full and len({(row.key, row.priority) for row in window}) == 1
         # The row of a key stands for all its messages, and later claims mark them.
-        has_new = _route(context, connection, window, now, marks=not (skips or (number and is_of_one)))
+        marks = not (skips or (number and is_of_one))
+        has_new = _route(context, connection, window, now, are_locked=not skips, marks=marks)
         has_begun = after is None
         after = (window[-1].together, window[-1].key, window[-1].priority) if is_full else None
         places.update((row.key, -row.priority) for row in window)
@@ -107,7 +108,9 @@ def _place_of(row: Any) -> tuple[Any, ...]:
     return row.together, row.key, row.priority, row.time_next
 
 
-def _route(context: TableContext, connection: SqlConnection, window: Any, now: int, *, marks: bool) -> bool:
+def _route(
+    context: TableContext, connection: SqlConnection, window: Any, now: int, *, are_locked: bool, marks: bool
+) -> bool:
     """Add or advance the rows of the keys of new messages; return whether there were new keys."""
     new: dict[Place, list[Any]] = {}
     seqs: dict[Place, list[int]] = {}
@@ -121,7 +124,8 @@ def _route(context: TableContext, connection: SqlConnection, window: Any, now: i
         return False
     exist, locked = known(context, connection, {key for key, _ in new})
     missing = {place: its for place, its in seqs.items() if place not in exist}
-    add(context, connection, sorted(chain.from_iterable(missing.values())), {level for _, level in missing})
+    added = sorted(chain.from_iterable(missing.values()))
+    add(context, connection, added, {level for _, level in missing}, are_locked=are_locked)
     _note(context, connection, {place: (row, new[place]) for place, row in locked.items() if place in new}, now)
     if not marks:
         return bool(missing)

@@ -357,15 +357,20 @@ def _not_past(context: TableContext, name: str, value: sa.ColumnElement[int]) ->
     return context.sql.larger(value, context.backend.now_sql()) if is_bounded else value
 
 
-def add(context: TableContext, connection: SqlConnection, seqs: Sequence[int], levels: Collection[int]) -> None:
-    """Insert the missing rows of these messages; those that are due are last in turn."""
+def add(
+    context: TableContext, connection: SqlConnection, seqs: Sequence[int], levels: Collection[int], *, are_locked: bool
+) -> None:
+    """Insert the missing rows of these messages; those that are due are last in turn.
+
+    Messages that are not locked may have another key meanwhile.
+    """
     if seqs:
         to = 1 + max(_last_turns(context, connection, levels))
-        execute_later(connection, (_adding(context), {"seqs": seqs, "to": to}))
+        execute_later(connection, (_adding(context, looks=not are_locked), {"seqs": seqs, "to": to}))
 
 
 @built_once(maxsize=256)
-def _adding(context: TableContext) -> sa.Insert:
+def _adding(context: TableContext, *, looks: bool) -> sa.Insert:
     rows, at = context.rows, context.rows.c.time_next
     first, is_due = sa.func.min(at), (at <= context.backend.now_sql()) & rows.c.claim_id.is_(None)
     its = sa.select(
@@ -385,6 +390,10 @@ def _adding(context: TableContext) -> sa.Insert:
         ),
     )
     its = its.where(context.unacked()).group_by(rows.c[MESSAGE_KEY], rows.c.priority)
+    if looks:
+        place = context.table_id, rows.c[MESSAGE_KEY], -sa.cast(rows.c.priority, sa.BigInteger)
+        known = sa.select(message_keys.c.turn).where(context.sql.is_row(_key(), place)).correlate(rows)
+        its = its.where(~known.exists())
     written = [name for name in message_keys.columns.keys() if name not in ("rate_next", "had")]  # noqa: SIM118  # no dict
     return sa.insert(message_keys).from_select(written, its, include_defaults=False)
 

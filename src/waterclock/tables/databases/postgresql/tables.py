@@ -360,7 +360,8 @@ class PostgresqlTables(TableDialect):
         one = table.alias("one")
         first, second, third = (one.c[column.name] for column in columns)
         place = sa.select(sa.literal_column("one.ctid")).where(second == values[1])
-        return place_in(table) == look_up(place, values[0], (first, third), values[2]).scalar_subquery()
+        found = look_up(place, values[0], (first, third), values[2]).correlate_except(one)
+        return place_in(table) == found.scalar_subquery()
 
     def keep(self, names: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]:
         """Keep names in a setting of the transaction."""
