@@ -23,6 +23,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.finishing import acking, dead_letters, extending
 from waterclock.tables.messages.upkeep import reconcile
 from waterclock.tables.model.timing import sweeps
+from waterclock.time import MAX_NS
 
 with_locks_of_rows = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 
@@ -371,6 +372,27 @@ def test_a_group_with_messages_that_plain_sql_marks_as_ended_stays(
     assert [one.group for one in table.groups.list()] == ["a"]
     clock.move("2h")
     assert names(table.receive(consumer="x")) == ["a1"]
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)  # the only one whose TRUNCATE restarts seq
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+def test_a_group_whose_messages_were_truncated_goes_on_with_the_next_one_at_once(
+    make_table: Callable[..., MessageTable],
+    database: Database,
+    connect: Callable[..., Database],
+    clock: MovableClock,
+    groups: str,
+) -> None:
+    table = make_table(groups=groups)
+    table.put_many([{"payload": "later", "group": "a", "at": clock.now + 3600 * 1_000_000_000}] * 3)
+    assert table.receive(consumer="x") == []
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("TRUNCATE TABLE orders"))
+    put(table, "a1")
+    fresh = connect(clock=clock).table("orders")
+    fresh.context.sweeps.due_at = MAX_NS  # without a check
+    fresh.context.sweeps._first_left = 0
+    assert names(fresh.receive(consumer="y")) == ["a1"]
 
 
 @pytest.mark.usefixtures("looking_often")

@@ -127,7 +127,9 @@ def _route_window(context: TableContext, connection: SqlConnection, window: Sequ
     for name, rows in found.items():
         if name in locked:
             placed += zip(new[name], count(locked[name].tail + 1))
-            if locked[name].next_position is not None and len(new[name]) == len(rows) and name not in closers:
+            # A group's positions follow its seqs. If TRUNCATE has restarted those, the others are gone.
+            waits = locked[name].next_position is not None and rows[0].seq > locked[name].tail
+            if waits and len(new[name]) == len(rows) and name not in closers:
                 appended[name] = len(rows)  # behind others that wait, which does not change when the group is due
     if placed:
         connection.execute(_place(context), {"pairs": placed})
