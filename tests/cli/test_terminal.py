@@ -37,6 +37,21 @@ def test_hostile_text_of_table_messages_is_shown_escaped(terminal: Terminal) -> 
         assert words[1] == "cancel" or ESCAPED in text, words
 
 
+def test_saved_progress_is_shown_escaped(terminal: Terminal, shell: Shell) -> None:
+    terminal("table", "add", "jobs")
+    terminal("table", "put", "jobs", "x")
+    with connect("sqlite:///factory.db") as database:
+        [delivery] = database.table("jobs").receive()
+        delivery.save({"page": 3, "note": HOSTILE})
+        delivery.nack("0s")
+    escaped = ESCAPED.replace("\\x1b", "\\u001b").replace("\\x07", "\\u0007")  # as JSON has it
+    assert f'{{"page": 3, "note": "{escaped}"}}' in terminal("table", "receive", "jobs")
+    with connect("sqlite:///factory.db") as database:
+        database.table("jobs").reschedule([1], 0)
+    [row] = shell.json("table", "receive", "jobs")
+    assert row["progress"] == {"page": 3, "note": HOSTILE}
+
+
 def test_hostile_text_of_topics_is_shown_escaped(terminal: Terminal, shell: Shell) -> None:
     message = {"source": HOSTILE, "stream": HOSTILE, "event_time": "2026-07-01T12:00:00Z", "payload": HOSTILE}
     (shell.folder / "messages.jsonl").write_text(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 app = App(name="table")
 
-_DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload")
+_DELIVERY_COLUMNS = ("id", "group", "epoch", "lease_until", "headers", "payload", "progress")
 _WAITING_COLUMNS = ("id", "group", "state", "priority", "epoch", "due_at", "expires_at", "headers", "payload")
 _FAILURE_COLUMNS = ("count", "first", "last", "ids", "error")
 _STATES = (
