@@ -188,7 +188,7 @@ def test_columns_that_the_database_generates_are_left_to_it(
 
 
 def test_values_reach_columns_with_odd_names(database: Database) -> None:
-    odd = {"time next": 1, "a:b": 2, "a_b": 3, "c%d (e)": 4, "f.g[h]": 5}
+    odd = {"time next": 1, "a:b": 2, "a_b": 3, "c%d (e)": 4, "f.g[h]": 5, "g`h``": 6, 'i"j': 7}
     quote = database.backend.engine.dialect.identifier_preparer.quote_identifier
     more = ", ".join(f"{quote(name)} bigint" for name in odd).replace("%%", "%").replace(":", r"\:")
     make_documents(database, DOCUMENTS.replace("region varchar(20) DEFAULT 'eu'", more))
@@ -199,6 +199,37 @@ def test_values_reach_columns_with_odd_names(database: Database) -> None:
     table.put("five", unique="key")
     table.put("five", unique="key", on_conflict="replace", **odd)
     assert [one.columns for one in table.receive(10)] == [odd] * 5
+
+
+@pytest.mark.parametrize("column", ["at", "group", "unique", "self", "acked_day", "Priority"])
+def test_a_column_whose_name_waterclock_uses_is_refused_with_the_remedy(database: Database, column: str) -> None:
+    quoted = database.backend.engine.dialect.identifier_preparer.quote_identifier(column)
+    make_documents(database, DOCUMENTS.replace("region", quoted))
+    if (column, database.backend.engine.dialect.name) == ("Priority", "postgresql"):  # where it is another name
+        database.create_table("orders", payload="text", adopt=True)
+        return
+    with pytest.raises(wc.SchemaError, match=f"cannot adopt 'orders': .* itself. Rename your column '{column}'"):
+        database.create_table("orders", payload="text", adopt=True)
+    assert database.tables() == []
+
+
+def test_an_argument_of_put_never_sets_a_column_that_plain_sql_added(
+    database: Database, connect: Callable[..., Database], clock: MovableClock
+) -> None:
+    database.create_table("orders", payload="text", groups="sequenced")
+    quote = database.backend.engine.dialect.identifier_preparer.quote_identifier
+    for column in ("at", "group"):
+        run(database, f"ALTER TABLE orders ADD COLUMN {quote(column)} bigint DEFAULT 5")
+    table = connect(clock=clock).table("orders")
+    table.put("later", at=clock.now + 10**12)
+    table.put("one", group="g", at=clock.now - 1, unique="key")
+    table.put("replaced", group="g", unique="key", on_conflict="replace")
+    table.put_many([{"payload": "two", "group": "g"}, {"payload": "three"}])
+    found = {one.payload: (one.group, one.columns) for one in table.receive(10)}
+    its = {"at": 5, "group": 5}
+    assert found == {"replaced": ("g", its), "two": ("g", its)}
+    clock.move("1h")
+    assert {one.payload for one in table.receive(10)} >= {"later", "three"}
 
 
 def test_payloads_may_be_bytes(database: Database) -> None:

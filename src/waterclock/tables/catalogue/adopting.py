@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,6 +22,7 @@ from waterclock.tables.model.schema import (
     INTERNAL_COLUMNS,
     LATE,
     OWN_COLUMNS,
+    RESERVED,
     check_table_name,
     message_rows,
     user_columns,
@@ -138,12 +139,27 @@ def _check(
                 f"cannot adopt {name!r}: Waterclock adds a column {column!r}, which the table already has. Rename your"
                 " column"
             )
+    _check_names(name, found, is_folding=shown.name != "postgresql")
     ours = {f"{name}_{which}_idx" for which in ("next", "acked", "group", "unrouted", "free", "expires", "late")}
     for index in inspector.get_indexes(name):
         if not begun and index["name"] in ours:
             raise SchemaError(
                 f"cannot adopt {name!r}: Waterclock creates an index {index['name']!r}, which the table already has."
                 " Rename your index"
+            )
+
+
+def _check_names(table: str, columns: Collection[str], *, is_folding: bool) -> None:
+    """Raise SchemaError if a column has a name that Waterclock uses.
+
+    ``is_folding`` says whether names that differ only in case are the same.
+    """
+    for column in columns:
+        as_ours = column.lower() if is_folding else column
+        is_reserved = column in RESERVED and column not in LATE  # those may be of an interrupted adoption
+        if not column or is_reserved or (as_ours in OWN_COLUMNS and column not in OWN_COLUMNS):
+            raise SchemaError(
+                f"cannot adopt {table!r}: Waterclock uses the name {as_ours!r} itself. Rename your column {column!r}"
             )
 
 

@@ -127,7 +127,7 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     """Build columns from a user's dict: names, each with one of our type names or a SQLAlchemy type."""
     made: list[sa.Column[Any]] = []
     for name, kind in (columns or {}).items():
-        if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or name in (*_ARGUMENTS, *_UNSEEN):
+        if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or name in RESERVED:
             raise InvalidArgumentError(
                 f"columns must have valid names that Waterclock does not use itself, got {quoted(name)}"
             )
@@ -277,7 +277,10 @@ LATE_PRIORITY, LATE_DUE = LATE = "late_priority", "late_time_next"
 
 _UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_KEY, *LATE)  # columns that only some tables have, and that are not the user's
 
-_ARGUMENTS = ("payload", "at", "delay", "group", "connection", "unique", "unique_until", "on_conflict")
+_ARGUMENTS = ("self", "payload", "at", "delay", "group", "connection", "unique", "unique_until", "on_conflict")
+
+RESERVED = (*_ARGUMENTS, *_UNSEEN)
+"""Names that no column of a user may have, in addition to `OWN_COLUMNS`: most are arguments of a put."""
 
 
 def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) -> sa.Table:
@@ -384,7 +387,8 @@ def _described(
 ) -> sa.Table:
     # Equal tables share one object, in all databases, so that statements are built once.
     rows = message_rows(name, id_type, payload, [sa.Column(one.name, Guarded(one.kind)) for one in extra])
-    rows.info[WITH_DEFAULTS] = {one.name: one.is_nullable for one in extra if one.has_default}
+    with_defaults = {one.name: one.is_nullable for one in extra if one.has_default}
+    rows.info[WITH_DEFAULTS] = {name: with_defaults[name] for name in put_columns(rows) if name in with_defaults}
     rows.info[GENERATED] = {one.name for one in extra if one.is_generated}
     rows.info[PARTITIONED] = is_partitioned
     if is_keyed:
@@ -400,6 +404,12 @@ def _described(
 def user_column_names(rows: sa.Table) -> tuple[str, ...]:
     """Return the names of the user's columns."""
     return tuple(column.name for column in rows.columns if column.name not in (*OWN_COLUMNS, MESSAGE_KEY))
+
+
+@built_once(maxsize=256)
+def put_columns(rows: sa.Table) -> tuple[str, ...]:
+    """Return the names of the user's columns that a put can set: not those that plain SQL named like an argument."""
+    return tuple(name for name in user_column_names(rows) if name not in _ARGUMENTS)
 
 
 def settable(names: Iterable[str], rows: sa.Table) -> list[str]:

@@ -21,7 +21,7 @@ from waterclock.errors import InvalidArgumentError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.inserting import OMITTED, new_rows
 from waterclock.tables.messages.putting.drawing_ids import draw_uuid
-from waterclock.tables.model.schema import WITH_DEFAULTS, user_column_names
+from waterclock.tables.model.schema import WITH_DEFAULTS, put_columns
 from waterclock.tables.model.values.arguments import many
 from waterclock.tables.model.values.column_values import column_checks
 from waterclock.tables.model.values.texts import check_text
@@ -74,7 +74,7 @@ def prepare_rows(context: TableContext, messages: Iterable[Mapping[str, Any]]) -
     """Check messages, each a dict of the arguments of `MessageTable.put`."""
     given = many("rows", messages, "messages, each a dict")
     rows = [_row(context, message) for message in given]
-    keys = _keys(context, given)
+    keys = _keys(given)
     for row in rows:
         payload = row["message"]
         if type(payload) in _SIZED and len(payload) > _ALWAYS_FITS:
@@ -189,7 +189,7 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidArgumentError(f"rows must be dicts with the arguments of put, got {quoted(message)}")
     if "payload" not in message:
         raise InvalidArgumentError(f"payload is missing in {quoted(message)}")
-    own = user_column_names(context.rows)
+    own = put_columns(context.rows)
     if not message.keys() <= _FIELDS:
         _refuse_unknown(context, message, own)
     headers = message.get("headers")
@@ -207,7 +207,7 @@ def _row(context: TableContext, message: Mapping[str, Any]) -> dict[str, Any]:
     if "closes_group" in message:
         row["closes_group"] = _closes_group(context, message, row["group_id"])
     checks = column_checks(context.rows) if own else {}
-    if "delay" in message and "delay" not in own:  # a column of this name may be older than the argument
+    if "delay" in message:
         row["at"] = _at_or_after(context, at, message["delay"])
     due: Any = row["at"]
     expires: Any = row["expires_at"]
@@ -227,11 +227,10 @@ def _if_missing(context: TableContext, message: Mapping[str, Any], column: str) 
     return OMITTED if column in defaults and (column not in message or not defaults[column]) else None
 
 
-def _keys(context: TableContext, messages: Sequence[Mapping[str, Any]]) -> Sequence[UniqueKey | None]:
+def _keys(messages: Sequence[Mapping[str, Any]]) -> Sequence[UniqueKey | None]:
     if all(map(_KEY_FIELDS_SET.isdisjoint, messages)):
         return ()
-    own = user_column_names(context.rows)  # a column of this name may be older than the argument
-    keys = [None if "unique" in own else _key(message) for message in messages]
+    keys = [_key(message) for message in messages]
     return keys if any(keys) else ()
 
 

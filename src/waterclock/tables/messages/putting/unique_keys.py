@@ -30,7 +30,7 @@ from waterclock.tables.messages.putting.putting import (
     id_from_text,
     put_rows,
 )
-from waterclock.tables.model.schema import not_acked, user_column_names
+from waterclock.tables.model.schema import not_acked, put_columns
 from waterclock.time import MAX_NS
 
 _HOUR = 3_600_000_000_000
@@ -188,7 +188,7 @@ def _replace(
 ) -> bool:
     """Replace the content of a waiting message with that of another one; return False if a consumer has claimed it."""
     # A column with a default keeps the value that it has.
-    own = tuple(name for name in user_column_names(context.rows) if row[name] is not OMITTED)
+    own = tuple(name for name in put_columns(context.rows) if row[name] is not OMITTED)
     values = {parameter_name(f"new_{name}"): row[name] for name in (*_CONTENT, *own)}
     at = {"of": message_id, "new_at": row["at"]}
     statement = _replacing(context, own, until_done=bool(held.until_done))

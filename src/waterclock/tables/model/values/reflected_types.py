@@ -69,6 +69,9 @@ def reflected_columns(connection: sa.Connection, table: str) -> Sequence[Reflect
     Raises `NoSuchTableError` if it does not exist.
     """
     columns = sa.inspect(connection).get_columns(table)
+    if connection.dialect.name in ("mysql", "mariadb"):
+        for column in columns:
+            column["name"] = column["name"].replace("``", "`")  # as SHOW CREATE TABLE escapes it
     if any(_is_unknown(column["type"]) for column in columns):
         dialect = connection.dialect
         statement = _NAMES.get("mysql" if dialect.name == "mariadb" else dialect.name)
