@@ -108,8 +108,9 @@ class Bare(sa.types.UserDefinedType[Any]):
 
 
 def test_columns_are_alike_by_all_that_their_types_were_made_with() -> None:
-    def extra(name: str, kind: Any, *, needs_default: bool = False, is_generated: bool = False) -> _Extra:
-        return _Extra(name, kind, needs_default=needs_default, is_generated=is_generated)
+    def extra(name: str, kind: Any, **changed: bool) -> _Extra:
+        same = {"has_default": True, "is_nullable": False, "is_generated": False}
+        return _Extra(name, kind, **same | changed)
 
     def same(one: Any, other: Any) -> bool:
         return extra("a", one) == extra("a", other)
@@ -121,5 +122,5 @@ def test_columns_are_alike_by_all_that_their_types_were_made_with() -> None:
     assert not same(mysql.ENUM("x", "y"), mysql.ENUM("x", "z"))
     assert not same(Bare(), Bare())
     assert extra("a", sa.String(5)) != extra("b", sa.String(5))
-    assert extra("a", sa.String(5)) != extra("a", sa.String(5), needs_default=True)
-    assert extra("a", sa.String(5)) != extra("a", sa.String(5), is_generated=True)
+    for changed in ({"has_default": False}, {"is_nullable": True}, {"is_generated": True}):
+        assert extra("a", sa.String(5)) != extra("a", sa.String(5), **changed)
