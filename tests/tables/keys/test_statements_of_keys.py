@@ -22,6 +22,7 @@ on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
 
 @on_mariadb
+@pytest.mark.usefixtures("bounds_stay")
 def test_a_claim_of_ten_keys_sends_few_statements(make_table: MakeTable, database: Database) -> None:
     table = make_table(fair_by="group", batch_size=10)
     table.put_many([{"payload": "x", "group": str(number % 10)} for number in range(40)])

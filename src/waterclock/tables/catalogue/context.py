@@ -75,7 +75,7 @@ class TableContext:
         options = self.options
         is_plain = options.groups is None and options.turns_by is None
         its_triggers_clock = self.backend.has_own_clock
-        object.__setattr__(self, "rows_have_bounds", self.sql.marks_late and is_plain and its_triggers_clock)
+        object.__setattr__(self, "rows_have_bounds", self.sql.begins_at_bounds and is_plain and its_triggers_clock)
         # Compared by identity: SQLAlchemy's objects have no other equality, and equal ones share one object.
         shared = id(self.rows), id(self.sql), id(self.backend.now_sql()), id(alike(self.backend.engine.dialect))
         object.__setattr__(self, "_facts", (*shared, self.table_id, self.options.to_json(), self.dead))

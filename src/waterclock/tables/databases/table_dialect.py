@@ -143,7 +143,7 @@ class TableDialect(ABC):
         return key.concat(sa.literal_column("''"))
 
     def seqs_together(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
-        """Return what the index of unrouted messages in a table with keys begins with, if searches have bounds."""
+        """Return what the index of unrouted messages in a table with keys begins with, if it `begins_at_bounds`."""
         del rows
         return sa.literal_column("0", sa.BigInteger)
 
@@ -205,8 +205,8 @@ class TableDialect(ABC):
     is_bounded = False
     """Whether a snapshot tells which transactions it sees: then searches for groups and keys begin at bounds."""
 
-    marks_late = False
-    """Whether a trigger marks late messages: then claims in tables without keys begin at bounds."""
+    begins_at_bounds = False
+    """Whether searches of claims begin at bounds, and triggers mark the messages that may be below these."""
 
     def first_late(self, rows: sa.FromClause, priority: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Return the time of the first unacked late message of a priority."""

@@ -1,11 +1,12 @@
 """Routes new messages: finds the key of each.
 
 A put only inserts rows, so that a caller's long transaction locks no key. Consumers look for new messages before they
-claim, in the order of keys, so that many messages of one key do not hide other keys.
+claim. They pass many messages of one key, so that these do not hide other keys.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from waterclock.database.driver_fast_path import execute_later
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.mariadb import unrouted_keys
 from waterclock.tables.databases.postgresql.unrouted_keys import is_behind, next_places
 from waterclock.tables.databases.table_dialect import adapted
 from waterclock.tables.groups.routing import try_turn
@@ -34,6 +36,7 @@ from waterclock.tables.keys.key_rows import (
 from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED, lows_of
 from waterclock.tables.model.claims.turns import Behind
 from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
+from waterclock.time import MAX_NS
 
 _ROUTED_AT_ONCE = 100
 _ROUTED_AT_LEAST = 20
@@ -41,7 +44,9 @@ _ROUTED_FOR_EACH = 2
 """New messages that a claim reads for each one that it wants: they may be of few keys, and all must be routed before
 long. To route a hundred keys, PostgreSQL reads 2,900 pages."""
 _SKIPPED_AT_ONCE = 300
-"""Blocks of new messages of one key that a search passes: two claims reach a new key behind a million messages."""
+"""Blocks of new messages of one key that a search passes: two claims reach a new key behind a million messages. On
+MariaDB, the most messages of other keys that a search finds."""
+_FEW = 4  # on MariaDB, a window with so many messages of each key, or more, is followed by a search for other keys
 _WINDOWS = 3  # windows that one claim reads, so that the first ones may be full of few keys
 
 
@@ -53,45 +58,87 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
     if not try_turn(context, connection):
         return
     after = context.turns.routed
+    seen: list[Any] = []
+    is_of_few = False
     most = min(_ROUTED_AT_ONCE, max(_ROUTED_AT_LEAST, _ROUTED_FOR_EACH * wanted))
     places: set[Place] = set()
     for number in range(_WINDOWS):
-        skips = bool(number) and context.sql.is_bounded and after is not None
-        count = _SKIPPED_AT_ONCE if skips else most
-        window = (_skip if skips else _read)(context, connection, after, count)
-        is_full = len(window) == count
-        is_of_one = is_full and len({(row.key, row.priority) for row in window}) == 1
+        begun_at, skips = after, False
+        if number and after is not None and context.sql.is_bounded:
+            skips = True
+            window = _skip(context, connection, after, _SKIPPED_AT_ONCE)
+            after = _end_of(window, _SKIPPED_AT_ONCE)
+        elif is_of_few and after is not None and context.sql.begins_at_bounds:
+            skips = True
+            window, after = _pass(context, connection, after, seen, now)
+        else:
+            window = _read(context, connection, after, most)
+            after = _end_of(window, most)
+        seen += window
+        its = {(row.key, -row.priority) for row in window}
+        few = max(1, len(window) // _FEW) if context.sql.begins_at_constants else 1
+        is_of_few = after is not None and 0 < len(its) <= few
         # The row of a key stands for all its messages, and later claims mark them.
-        marks = not (skips or (number and is_of_one))
+        marks = not (skips or (number and is_of_few))
         has_new = _route(context, connection, window, now, are_locked=not skips, marks=marks)
-        has_begun = after is None
-        after = (window[-1].together, window[-1].key, window[-1].priority) if is_full else None
-        places.update((row.key, -row.priority) for row in window)
-        is_enough = len(places) >= wanted or not (is_full and has_new)
-        if is_enough and not is_of_one and (after is not None or has_begun):
+        places |= its
+        is_enough = len(places) >= wanted or after is None or not has_new
+        if is_enough and not is_of_few and (after is not None or begun_at is None):
             break
     context.turns.routed = after
 
 
-def _skip(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:
+def _end_of(window: Sequence[Any], count: int) -> Behind | None:
+    """Return the place behind which the search goes on, if the window is full."""
+    return (window[-1].together, window[-1].key, window[-1].priority) if len(window) == count else None
+
+
+def _skip(context: TableContext, connection: SqlConnection, after: Behind, count: int) -> list[Any]:
     """Read the first message of each of the next keys and priorities behind a place, locked or not."""
     return list(connection.execute(_next_places(context), {**_named(after), "count": count}))
+
+
+def _pass(
+    context: TableContext, connection: SqlConnection, after: Behind, seen: Sequence[Any], now: int
+) -> tuple[list[Any], Behind]:
+    """Read messages of other keys than those with most of the messages seen, locked or not, and return where to go on.
+
+    Messages that are due before the first of their key are read, too.
+    """
+    firsts: dict[tuple[str, int], int] = {}
+    for row in seen:
+        place = row.key, row.priority
+        firsts[place] = min(row.time_next, firsts.get(place, row.time_next))
+    most_common = Counter((row.key, row.priority) for row in seen).most_common(unrouted_keys.MOST_PASSED)
+    passed = {place: firsts[place] for place, _ in most_common}
+    count, values, end = unrouted_keys.passing(passed, after[0], now)
+    window = list(connection.execute(_passing(context, count), {**values, "count": _SKIPPED_AT_ONCE}))
+    last = _end_of(window, _SKIPPED_AT_ONCE)
+    return window, last if last is not None and last[0] < end else (end, "", -MAX_NS)
 
 
 def _read(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:
     """Lock the next new messages that no other transaction has locked, behind a place."""
     if after is None:
         return _lock(context, connection, "first", {**lows_of(context), "count": count})
-    if context.sql.is_bounded:
-        return _lock(context, connection, "behind", {**_named(after), "count": count})
-    _, key, priority = after
-    found = _lock(context, connection, "same", {"key": key, "priority": priority, "count": count})
-    if len(found) < count:
-        found += _lock(context, connection, "later", {"key": key, "count": count - len(found)})
+    found: list[Any] = []
+    for which in _parts(context):
+        if len(found) < count:
+            found += _lock(context, connection, which, {**_named(after), "count": count - len(found)})
     return found
 
 
-_Which = Literal["first", "same", "later", "behind"]
+_Which = Literal["first", "behind", "same", "later", "newer"]
+
+
+def _parts(context: TableContext) -> tuple[_Which, ...]:
+    """Return the searches for messages behind a place.
+
+    MariaDB does not search an index from several values on in any form of the condition, so each part is a search.
+    """
+    if context.sql.is_bounded:
+        return ("behind",)
+    return ("same", "later", "newer") if context.sql.begins_at_bounds else ("same", "later")
 
 
 def _lock(context: TableContext, connection: SqlConnection, which: _Which, values: Mapping[str, Any]) -> list[Any]:
@@ -179,17 +226,19 @@ def _window(context: TableContext, which: _Which, *, locks: bool = False) -> sa.
     """Lock new messages; if ``locks``, the search itself locks them, and so finds those behind locked ones."""
     rows = context.rows
     key, together = context.sql.few(rows.c[MESSAGE_KEY]), context.sql.seqs_together(rows)
-    _, last, priority = _last(rows)
+    block, last, priority = _last(rows)
     if context.sql.one_writer:  # SQLite stores invalid text, too, which Python reads as bytes
         last = last.op("||")(sa.literal_column("''"))  # a CAST would keep it from the index
-    # Not in one statement: MariaDB does not search the index from a pair on in any form of the condition.
+    has_blocks = context.sql.begins_at_bounds
+    same = (together == block,) if has_blocks else ()
     chosen = {
         "first": lambda: (of_any_key(context),),
-        "same": lambda: (key == last, rows.c.priority > priority),
-        "later": lambda: (key > last,),
+        "same": lambda: (*same, key == last, rows.c.priority > priority),
+        "later": lambda: (*same, key > last),
+        "newer": lambda: (together > block,),
         "behind": lambda: (is_behind(rows, _last(rows)),),
     }
-    order = () if which == "same" else (together, key) if context.sql.is_bounded else (key,)
+    order = () if which == "same" else (key,) if which == "later" or not has_blocks else (together, key)
     its = rows.c.priority, rows.c.time_next, rows.c.claim_id
     columns = rows.c.seq, together.label("together"), key.label("key"), *its
     conditions = is_unrouted(context), *chosen[which]()
@@ -208,6 +257,15 @@ def _window(context: TableContext, which: _Which, *, locks: bool = False) -> sa.
 @built_once(maxsize=256)
 def _next_places(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     return next_places(context.rows, _last(context.rows))
+
+
+@built_once(maxsize=256)
+def _passing(context: TableContext, count: int) -> sa.Select[*tuple[Any, ...]]:
+    rows = context.rows
+    place = context.sql.seqs_together(rows).label("together"), rows.c[MESSAGE_KEY].label("key"), rows.c.priority
+    found = context.sql.by_unrouted_index(sa.select(rows.c.seq, *place, rows.c.time_next, rows.c.claim_id), rows)
+    found = found.where(is_unrouted(context), unrouted_keys.is_not_passed(rows, count))
+    return found.order_by(*place, rows.c.time_next).limit(sa.bindparam("count", type_=sa.Integer))
 
 
 @built_once(maxsize=256)

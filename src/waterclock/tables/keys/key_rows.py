@@ -512,7 +512,7 @@ def some_unrouted(context: TableContext) -> sa.ColumnElement[bool]:
 
 def of_any_key(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a message is at the start of the search or behind it, in a form that uses the index."""
-    if context.sql.is_bounded:
+    if context.sql.begins_at_bounds:
         return context.sql.seqs_together(context.rows) >= sa.bindparam("start", type_=sa.BigInteger)
     # Always true, since this database has no bounds.
     return context.sql.few(context.rows.c[MESSAGE_KEY]) >= sa.literal_column("''")

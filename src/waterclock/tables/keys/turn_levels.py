@@ -30,9 +30,9 @@ _BEHIND_EVERY_LEVEL = ABOVE_EVERY_PRIORITY + 1  # levels are negated priorities
 
 def lows_of(context: TableContext) -> dict[str, Any]:
     """Return the parameters with the starts of all searches; an empty dict without bounds."""
-    if not context.sql.is_bounded:
-        return {}
     reached = context.reached
+    if not context.sql.is_bounded:
+        return {"start": reached.routed.value} if context.sql.begins_at_bounds else {}
     turns = {level: bound.value for level, bound in reached.groups.of_unassigned().items()}
     sleeping = {state: bound.value for state, bound in reached.sleeping.of_unassigned().items()}
     return {

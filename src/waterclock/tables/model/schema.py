@@ -272,10 +272,15 @@ MESSAGE_KEY = "message_key"
 LEASED_KEY = "leased_key"
 """The generated column of such a table on MariaDB: the key of a message that a consumer has; otherwise NULL."""
 
+UNROUTED_SINCE = "unrouted_since"
+"""The column of such a table on MariaDB: the second since 1970 in which the message was put, or was changed in a way
+that may concern its key; NULL once a consumer has recorded its key, or once it is acked. A trigger sets it."""
+
 LATE_PRIORITY, LATE_DUE = LATE = "late_priority", "late_time_next"
 """The generated columns of a table without groups and keys on MariaDB: those of a late message, NULL in all others."""
 
-_UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_KEY, *LATE)  # columns that only some tables have, and that are not the user's
+_UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_KEY, UNROUTED_SINCE, *LATE)
+"""Columns that only some tables have, and that are not the user's."""
 
 _ARGUMENTS = ("self", "payload", "at", "delay", "group", "connection", "unique", "unique_until", "on_conflict")
 

@@ -20,6 +20,7 @@ from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.listed_rows import change_listed, delete_listed
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
+from waterclock.tables.databases.mariadb.unrouted_keys import SINCE_SQL, SINCE_START, since
 from waterclock.tables.databases.message_keys import column_of
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES, FoundRows, Key, LongKey, TableDialect, adapted
 from waterclock.tables.model.claims.bounds import LATE_BY
@@ -34,6 +35,7 @@ from waterclock.tables.model.schema import (
     LEASED_KEY,
     MESSAGE_KEY,
     SEQ_INDEX,
+    UNROUTED_SINCE,
     IdItem,
     not_acked,
 )
@@ -51,35 +53,33 @@ _NOW_WITHOUT_LOCK_WAITS = sa.text(
 )
 _TAKEN_AT_ONCE = 250  # messages that one statement claims: the server reads the ends of all leases for each of them
 
-_TRIGGERS = (
-    """
+_PUT_TRIGGER = """
     CREATE OR REPLACE TRIGGER %(due)s BEFORE INSERT ON %(table)s FOR EACH ROW
     BEGIN
         SET NEW.time_scheduled = COALESCE(NEW.time_scheduled, %(now)s);
         IF NEW.time_acked IS NULL THEN
-            SET NEW.time_next = COALESCE(NEW.time_next, NEW.time_scheduled);%(if_late)s
+            SET NEW.time_next = COALESCE(NEW.time_next, NEW.time_scheduled);%(marks)s
         END IF;
-    END""",
-    """
+    END"""
+_CHANGE_TRIGGER = """
     CREATE OR REPLACE TRIGGER %(kept)s BEFORE UPDATE ON %(table)s FOR EACH ROW
     BEGIN
         IF NEW.time_acked IS NULL THEN
-            SET NEW.time_next = COALESCE(NEW.time_next, %(now)s);%(if_late)s
+            SET NEW.time_next = COALESCE(NEW.time_next, %(now)s);%(marks)s
         END IF;
-    END""",
-)
+    END"""
 _LATE = {
     name: f"CASE WHEN routed = 2 AND time_acked IS NULL THEN {column} END"
     for name, column in ((LATE_PRIORITY, "priority"), (LATE_DUE, "time_next"))
 }
-_SINCE_START = "GREATEST(0, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))) * 1000"
-
-# SYSDATE() is the current time, and the others the start of the statement, which may have waited for a lock. The times
-# are not compared in the session's time zone, in which an hour repeats in autumn.
 _IF_LATE = f"""
-            IF NEW.time_next < {NOW} - {LATE_BY} + {_SINCE_START}
+            IF NEW.time_next < {NOW} - {LATE_BY} + {SINCE_START}
             THEN
                 SET NEW.routed = 2;
+            END IF;"""
+_IF_NEW = f"""
+            IF NEW.routed <> 1 THEN
+                SET NEW.{UNROUTED_SINCE} = {SINCE_SQL};
             END IF;"""
 # Our own updates always change the claim if they change anything that matters to a group.
 _GROUP_TRIGGER = """
@@ -97,23 +97,28 @@ _GROUP_TRIGGER = """
         END IF;
     END"""
 
+_KEY_TRIGGER = f"""
+    CREATE OR REPLACE TRIGGER %(moved)s BEFORE UPDATE ON %(table)s FOR EACH ROW
+    BEGIN
+        IF %(is_moved)s THEN
+            SET NEW.routed = 0;
+        END IF;
+        SET NEW.{UNROUTED_SINCE} =
+            IF(NEW.routed = 1 OR NEW.time_acked IS NOT NULL, NULL, COALESCE(OLD.{UNROUTED_SINCE}, {SINCE_SQL}));
+    END"""  # noqa: S608  # constants
 _BYTEWISE = "CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
 _KEYS = [
     (
-        f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, f'VARCHAR(255) {_BYTEWISE}')} STORED",
+        f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, f'VARCHAR(255) {_BYTEWISE}')} STORED,"
+        f" ADD COLUMN {LEASED_KEY} VARCHAR(255) {_BYTEWISE} GENERATED ALWAYS AS"
+        f" (CASE WHEN time_acked IS NULL AND claim_id IS NOT NULL THEN {MESSAGE_KEY} END) STORED,"
+        f" ADD COLUMN {UNROUTED_SINCE} BIGINT,"
         # The server would read all due messages by the first one, and sort them.
-        f"ALTER TABLE %(table)s DROP INDEX %(next)s, DROP INDEX %(late_index)s, DROP COLUMN {LATE_PRIORITY},"
-        f" DROP COLUMN {LATE_DUE}",
-        f"CREATE INDEX %(key)s ON %(table)s (time_acked, {MESSAGE_KEY}, priority, time_next, seq)",
-        f"ALTER TABLE %(table)s ADD COLUMN {LEASED_KEY} VARCHAR(255) {_BYTEWISE} GENERATED ALWAYS AS"
-        f" (CASE WHEN time_acked IS NULL AND claim_id IS NOT NULL THEN {MESSAGE_KEY} END) STORED",
-        f"CREATE INDEX %(leased)s ON %(table)s ({LEASED_KEY}, priority, time_next)",
-        f"CREATE INDEX %(unrouted)s ON %(table)s (routed, time_acked, {MESSAGE_KEY}, priority, time_next)",
-        """
-        CREATE OR REPLACE TRIGGER %(moved)s BEFORE UPDATE ON %(table)s FOR EACH ROW
-        IF %(is_moved)s THEN
-            SET NEW.routed = 0;
-        END IF""",
+        f" DROP INDEX %(next)s, DROP INDEX %(late_index)s, DROP COLUMN {LATE_PRIORITY}, DROP COLUMN {LATE_DUE},"
+        f" ADD INDEX %(key)s (time_acked, {MESSAGE_KEY}, priority, time_next, seq),"
+        f" ADD INDEX %(leased)s ({LEASED_KEY}, priority, time_next),"
+        f" ADD INDEX %(unrouted)s ({UNROUTED_SINCE}, {MESSAGE_KEY}, priority, time_next)",
+        _KEY_TRIGGER,
     )
     for key in ("CAST(%(source)s AS CHAR CHARACTER SET utf8mb4)", "JSON_VALUE(%(source)s, '$.\"%(header)s\"')")
 ]
@@ -136,7 +141,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     begins_at_constants = True
     routed_at_once = 2_000
     changed = 2  # in tables with groups
-    marks_late = True
+    begins_at_bounds = True
     clock = NOW
 
     @property
@@ -160,9 +165,13 @@ class MariadbTables(ClaimsInSteps, TableDialect):
 
     def is_unrouted(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
         """Return it in a form that the index of all messages answers."""
-        if MESSAGE_KEY in rows.c:  # in order of key
-            return _is_new(rows)
+        if MESSAGE_KEY in rows.c:
+            return since(rows).is_not(None)
         return rows.c.routed.in_([sa.literal_column("0"), sa.literal_column(str(self.changed))])
+
+    def seqs_together(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the second since when it is unrouted."""
+        return since(rows)
 
     def routing_place(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
         """Return the place of a message: changed ones are last, so that a search from a bound finds them."""
@@ -210,21 +219,23 @@ class MariadbTables(ClaimsInSteps, TableDialect):
             indexes.append(sa.Index(f"{name}_free_idx", *due))
         for index in indexes:
             connection.execute(CreateIndex(index, if_not_exists=True))  # an adoption may have been interrupted
-        self._guard(connection, name, _TRIGGERS, if_late="" if grouped else _IF_LATE)
+        late = "" if grouped else _IF_LATE
+        self._guard(connection, name, [_PUT_TRIGGER, _CHANGE_TRIGGER], late)
         if grouped:
             self._guard(connection, name, [_GROUP_TRIGGER])
 
-    def _guard(self, connection: sa.Connection, name: str, triggers: Sequence[str], if_late: str = "") -> None:
+    def _guard(self, connection: sa.Connection, name: str, triggers: Sequence[str], marks: str = "") -> None:
         quote = connection.dialect.identifier_preparer.quote
         context = {verb: quote(f"{name}_{verb}") for verb in ("due", "kept", "moved")}
-        context |= {"table": quote(name), "now": self.clock, "if_late": if_late}
+        context |= {"table": quote(name), "now": self.clock, "marks": marks}
         for trigger in triggers:
             connection.execute(DDL(trigger, context=context))
 
     def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
-        """Add the columns and indexes of keys, and mark no late messages."""
+        """Add the columns and indexes of keys, and mark new messages in place of late ones."""
         super().equip_keys(connection, rows, source)
-        self._guard(connection, rows.name, _TRIGGERS)
+        self._guard(connection, rows.name, [_PUT_TRIGGER], _IF_NEW)
+        self._guard(connection, rows.name, [_CHANGE_TRIGGER])
 
     def first_late(self, rows: sa.FromClause, priority: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Look it up in the index of late messages."""
@@ -301,7 +312,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
 
     def at_write(self, now: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Add the time that the statement has taken: it may have waited for a lock."""
-        return now + sa.literal_column(_SINCE_START, sa.BigInteger)
+        return now + sa.literal_column(SINCE_START, sa.BigInteger)
 
     def change_listed(
         self, value: int, key: LongKey, columns: Sequence[sa.Column[int]], same: Mapping[str, int]

@@ -190,7 +190,7 @@ class PostgresqlTables(TableDialect):
     sends_at_once = True
     changed = CHANGED
     is_bounded = True
-    marks_late = True
+    begins_at_bounds = True
     clock = _NOW
 
     @property

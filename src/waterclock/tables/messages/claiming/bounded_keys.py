@@ -2,7 +2,10 @@
 
 A search for new messages begins at a ``seq``, the number of a row: all messages with a lower number are routed. If a
 later change may make a routed message due earlier, a trigger marks the message, and the index lists it after all
-numbers. The bounds need a database that tells which transactions a snapshot sees (`TableDialect.seen_by`).
+numbers. These bounds need a database that tells which transactions a snapshot sees (`TableDialect.seen_by`).
+
+MariaDB hides the ids of transactions. There, only searches for new messages have a bound: a second, in which the clock
+stood when the message was put, or changed. It advances like the bounds of `bounded_rows`.
 """
 
 from __future__ import annotations
@@ -13,19 +16,24 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.database.per_database_cache import built_once
+from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.mariadb.unrouted_keys import second_of
 from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED_TOGETHER, TOGETHER_BITS
 from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
 from waterclock.tables.keys.turn_levels import ASLEEP, PACED, first_of, firsts_of, unknown_level, values_of
 from waterclock.tables.messages.claiming.bounded_levels import times_of
 from waterclock.tables.messages.claiming.bounded_rows import begins_search
-from waterclock.tables.model.claims.bounds import UNASSIGNED, Snapshot
+from waterclock.tables.model.claims.bounds import UNASSIGNED, WRITTEN_WITHIN, Snapshot
 from waterclock.tables.model.schema import PARTITIONED, not_acked
 
 
 def advance_keys(context: TableContext) -> None:
     """Search from a table's bounds on, so that these advance, if the last search is old enough."""
     if not begins_search(context):
+        return
+    if not context.sql.is_bounded:
+        _advance_second(context)
         return
     reached = context.reached
     bound, all_bounds = reached.routed, (reached.groups, reached.sleeping)
@@ -42,6 +50,32 @@ def advance_keys(context: TableContext) -> None:
     times = {ASLEEP: found.asleep, PACED: found.paced}
     facts = {"now": found.now, "oldest": found.oldest, "mark": found.mark, "of_unassigned": None}
     reached.sleeping.note(sleeping, SimpleNamespace(firsts=[times[one] for one in sleeping.priorities], **facts))
+
+
+def _advance_second(context: TableContext) -> None:
+    bound = context.reached.routed
+    search = bound.begin()
+
+    def look(connection: SqlConnection) -> Any:
+        return connection.execute(_first_second(context), {"start": search.low}).one()
+
+    began = context.backend.alone(context.sql.now_without_lock_waits, durable=False)
+    found = [context.backend.look_at_uncommitted(look), context.backend.alone(look, durable=False)]
+    if began is not None and second_of(began) < search.known:  # the server's clock was set back
+        bound.reset()
+        return
+    end = search.known if began is None else max(search.known, second_of(began - WRITTEN_WITHIN))
+    firsts = [one.first for one in found if one.first is not None]
+    bound.found_nothing(search, min([end, *firsts]), Snapshot(found[1].now, None, None))
+
+
+@built_once(maxsize=256)
+def _first_second(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    second = context.sql.seqs_together(context.rows)
+    first = context.sql.by_unrouted_index(sa.select(second).select_from(context.rows), context.rows)
+    first = first.where(of_any_key(context))
+    first = first.order_by(second).limit(1)
+    return sa.select(context.backend.now_sql().label("now"), first.scalar_subquery().label("first"))
 
 
 @built_once(maxsize=256)

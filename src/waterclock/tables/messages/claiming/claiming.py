@@ -129,7 +129,7 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
     is_again = False
     part = 0
     last: int | None = None  # the greatest seq to route
-    is_searched = context.sql.marks_late and not context.sql.is_bounded
+    is_searched = context.sql.begins_at_bounds and not context.sql.is_bounded
     if is_searched:
         advance_routed(context, wanted.consumer or UNASSIGNED)
 
@@ -164,7 +164,7 @@ def _claim_in_steps(context: TableContext, wanted: Wanted, before: Sequence[Clai
 
 
 def _claim_keyed(context: TableContext, wanted: Wanted) -> list[Claimed]:
-    if context.sql.is_bounded:
+    if context.sql.begins_at_bounds:
         advance_keys(context)
     examined: Examined | None = None
     while True:

@@ -84,7 +84,7 @@ def heal(context: TableContext, *, idle: bool = False) -> bool:
 
 def _save_bounds_of_rows(context: TableContext) -> None:
     """Write the bounds of a table without groups, if it has any and that is due again."""
-    if not (context.rows_have_bounds or (context.options.turns_by is not None and context.sql.is_bounded)):
+    if not (context.rows_have_bounds or (context.options.turns_by is not None and context.sql.begins_at_bounds)):
         context.sweeps.due_at = MAX_NS
     elif context.reached.saved.is_due():
         _save_bounds(context)
