@@ -15,11 +15,14 @@ from tests.tables.plans import pages
 
 from waterclock.connection import Database
 from waterclock.tables.groups.group_state import lock_groups
+from waterclock.tables.keys.key_rows import _first_due
 from waterclock.tables.message_table import MessageTable
+from waterclock.time import MAX_NS
 
 pytestmark = [pytest.mark.parametrize("database_url", ["mariadb"], indirect=True), pytest.mark.both_servers]
 
 FINISHED = 600
+KEYS = 8
 
 
 def pass_through(table: MessageTable, **message: str) -> None:
@@ -211,6 +214,24 @@ def test_a_claim_of_keys_locks_no_finished_messages(
         delivery.ack()
         assert table.receive(10) == []
     assert not locked_otherwise(database, seen)
+
+
+@pytest.mark.usefixtures("held")
+def test_a_search_for_messages_of_a_key_ends_at_its_finished_messages(
+    make_table: Callable[..., MessageTable], database: Database, clock: MovableClock
+) -> None:
+    table = make_table(fair_by="group")
+    for number in range(KEYS):
+        pass_through(table, group=f"g{number}")
+
+    def pages_of(key: str) -> int:
+        values = {"key": key, "priority": 0, "low": clock.now, "until": MAX_NS}
+        with statements_of(database.backend, "orders") as seen, database.backend.snapshot() as connection:
+            assert connection.execute(_first_due(table.context), values).all() == []
+        return pages(database, *seen[0])
+
+    # The first key is not followed by the entries of all others. If others write, more pages are read for each entry.
+    assert pages_of("g0") < 2 * pages_of(f"g{KEYS - 1}")
 
 
 def test_a_claim_of_keys_passes_messages_that_others_have_locked(

@@ -115,7 +115,8 @@ _KEYS = [
         f" ADD COLUMN {UNROUTED_SINCE} BIGINT,"
         # The server would read all due messages by the first one, and sort them.
         f" DROP INDEX %(next)s, DROP INDEX %(late_index)s, DROP COLUMN {LATE_PRIORITY}, DROP COLUMN {LATE_DUE},"
-        f" ADD INDEX %(key)s (time_acked, {MESSAGE_KEY}, priority, time_next, seq),"
+        # A search that finds no unacked message of a key ends at its finished ones, not at those of all later keys.
+        f" ADD INDEX %(key)s ({MESSAGE_KEY}, priority, time_acked, time_next, seq),"
         f" ADD INDEX %(leased)s ({LEASED_KEY}, priority, time_next),"
         f" ADD INDEX %(unrouted)s ({UNROUTED_SINCE}, {MESSAGE_KEY}, priority, time_next)",
         _KEY_TRIGGER,
