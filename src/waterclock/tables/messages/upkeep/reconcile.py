@@ -113,12 +113,13 @@ def _check_chunk(context: TableContext) -> int:
 def _check_some(context: TableContext) -> tuple[_CheckedGroups, int]:
     """Check the next groups of a round; return the result, and how many groups were settled."""
     sweeps, saved, backend = context.sweeps, context.reached.saved, context.backend
-    if context.sql.is_bounded and sweeps.after is None:
+    is_sometimes_whole = not context.sql.one_writer
+    if is_sometimes_whole and sweeps.after is None:
         sweeps.begin_round(whole=not 0 <= backend.now_about() - saved.checked_whole_at < WHOLE_EVERY)
     look = _look(context, sweeps.after, sweeps.chunk, whole=sweeps.is_whole)
     healed = _settle_found(context, look)
     sweeps.has_left |= healed < len(look.wrong) + len(look.lost)
-    if context.sql.is_bounded and sweeps.is_whole and look.place is None and not sweeps.has_left:
+    if is_sometimes_whole and sweeps.is_whole and look.place is None and not sweeps.has_left:
         saved.checked_whole_at = backend.now_about()
     return look, healed
 
@@ -228,7 +229,7 @@ def _look(context: TableContext, after: _Place | None, most: int, *, whole: bool
             values = {"after": after and after.group, "count": most}
             names += connection.scalars(_some_groups(context, begins=after is None), values)
             if names:
-                wrong += connection.scalars(_wrong_of(context, whole=whole), {"groups": names})
+                wrong += connection.scalars(_wrong_of(context, whole=whole or not context.sql.is_bounded), {"groups": names})
         if whole and (after is None or after.named is not None):
             trips += 1
             lost = find_lost(context, connection, after and after.named, most)
