@@ -29,6 +29,16 @@ _BURIES: dict[str, Any] = {"max_attempts": 1, "on_exhausted": "dead_letter", "de
 _DIES: dict[str, Any] = {"on_expired": "dead_letter", "dead_letter": "orders_dead"}
 _LONGER = "UPDATE orders SET expires_at = :longer WHERE id = :id AND time_acked IS NULL"
 _MISSED = "UPDATE waterclock_schedules SET seen_until = :seen, next_tick = :next"
+_MOVES = (  # the group, or None, and what else changes
+    (None, "time_next = time_next + 3000000000"),
+    (None, "time_next = time_next - 3000000000"),
+    ("b", "priority = 0"),
+    (None, "priority = 1"),
+    (None, "time_next = time_next + 8000000"),
+    ("c", "priority = 2"),
+    (None, "priority = 0, time_next = time_next + 1000000"),
+    ("a", "priority = 0"),
+)
 _HARMS = ("crash", "lose", "late", "stall", "freeze", "jump")
 
 
@@ -561,6 +571,26 @@ def _three_share_keys(world: World) -> None:
     world.add("putter", world.puts("putter", [["a", "b"], ["a"]]))
 
 
+def _plain_sql_changes_keys(world: World) -> None:
+    """Plain SQL changes the times, priorities and keys of messages while two consumers take them."""
+    messages = world.starts_with("a", "a", "b", "a")
+    world.add("x", world.receives("x", "x", fails=2))
+    world.add("y", world.receives("y", "y", limit=1, fails=1))
+    world.add("putter", world.puts("putter", [["a", "b"], ["a"], ["c", "a", "b"]]))
+
+    def changes() -> None:
+        for nth, (group, change) in enumerate(_MOVES):
+            message = messages[nth * 3 % len(messages)]
+            moved = change if group is None else f"group_id = '{group}', {change}"
+            text = f"UPDATE orders SET {moved} WHERE id = :id AND time_acked IS NULL AND claim_id IS NULL"  # noqa: S608  # ours
+            if _plain(world, "sql", text, message):
+                world.put[message] = group or world.put[message][0], "sql"
+                world.due_at.pop(message, None)
+            moments.sleep(SHORT)
+
+    world.add("sql", changes)
+
+
 def _two_work(world: World) -> None:
     """Two workers call handlers in two threads each, which fail and take their time."""
     world.starts_with("a", "a", "b")
@@ -663,6 +693,13 @@ SCENARIOS = {
             _plain_sql_keeps_a_message,
             _ROWS | {"limit": {"group": 2}},
             ending="frozen",
+        ),
+        Scenario(
+            "plain_sql_changes_keys",
+            _plain_sql_changes_keys,
+            _ROWS | {"limit": {"group": 2}},
+            ("crash", "lose", "late", "stall"),
+            ("x", "y"),
         ),
         Scenario("plain_sql_acks_messages_of_keys", _plain_sql_acks, _ROWS | _LIMITED),
         Scenario(

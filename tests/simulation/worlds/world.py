@@ -19,6 +19,7 @@ from tests.simulation.gate import Rewrite, gates
 from tests.simulation.scheduler import SECOND, START, Choosing, Scheduler, within_time
 from tests.simulation.strategies import InTurn, Runs, as_runs
 from tests.simulation.waits import waits_of
+from tests.support.key_rows import contradictions
 
 from waterclock._support import moments
 from waterclock.connection import Database, connect
@@ -248,6 +249,7 @@ class World:
     def __init__(self, stage: Stage, scheduler: Scheduler, options: dict[str, Any]) -> None:
         self.stage, self.scheduler = stage, scheduler
         self.is_grouped = options.get("groups") is not None
+        self.takes_turns = not {"fair_by", "limit", "rate"}.isdisjoint(options)
         self.closing = self.ending = self.altered = False
         self.faults: list[str] = []
         self.put: dict[Any, tuple[str, str]] = {}  # group and putter of each message that was committed
@@ -294,8 +296,14 @@ class World:
 
     def is_quiet(self) -> bool:
         """Whether all is done that is to be done."""
+        self._look_at_keys()
         working = [one for one in self.scheduler.actors if one.state != "over" and not (one.dead or one.frozen)]
         return not self.missing() and all(one.state == "asleep" for one in working)
+
+    def _look_at_keys(self) -> None:
+        """After a commit, compare the rows of keys with the messages."""
+        if self.takes_turns and self.scheduler.history and self.scheduler.history[-1][1] == "COMMIT":
+            self.faults += contradictions([self.table("operator").context], self.now)[: not self.faults]
 
     def refresh(self) -> None:
         """Add a consumer that no harm was done to, for the rest."""
