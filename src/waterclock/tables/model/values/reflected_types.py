@@ -42,7 +42,7 @@ class DomainArray(sa.TypeDecorator[Any]):
     impl = postgresql.ARRAY
     cache_ok = True
 
-    def __init__(self, item_type: postgresql.DOMAIN[Any]) -> None:
+    def __init__(self, item_type: postgresql.DOMAIN) -> None:
         super().__init__(item_type)
         self.item_type = item_type
 
@@ -76,8 +76,9 @@ def reflected_columns(connection: sa.Connection, table: str) -> Sequence[Reflect
         dialect = connection.dialect
         statement = _NAMES.get("mysql" if dialect.name == "mariadb" else dialect.name)
         quoted = dialect.identifier_preparer.quote(table) if dialect.name == "postgresql" else table
-        found = [] if statement is None else connection.execute(statement, {"table": quoted}).all()
-        names = {row.name: row.kind for row in found}
+        names: dict[str, str] = {}
+        if statement is not None:
+            names = {row.name: row.kind for row in connection.execute(statement, {"table": quoted})}
         for column in columns:
             if _is_unknown(column["type"]):
                 column["type"] = NamedType(names.get(column["name"], ""))
