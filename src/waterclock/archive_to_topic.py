@@ -19,7 +19,7 @@ from waterclock.message import Message
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.upkeep.archiving import acked_rows, delete_acked, further_columns
-from waterclock.tables.model.values.reading import Unreadable
+from waterclock.tables.model.values.reading import Unreadable, value_of
 from waterclock.time import Duration, to_duration
 from waterclock.topics.topic import Topic
 from waterclock.topics.writing.producers import newest_append, take_over
@@ -125,7 +125,7 @@ def _message(context: TableContext, row: Any) -> Message:
     facts = {"group": row.group_id, "epoch": row.epoch, "priority": row.priority or None, "last_error": row.last_error}
     headers |= {f"{PREFIX}{name}": str(value) for name, value in facts.items() if value is not None}
     if further := further_columns(context):
-        columns = {name: getattr(row, name) for name in further}
+        columns = {name: value_of(row, name) for name in further}
         headers[f"{PREFIX}columns"] = json.dumps(columns, default=str, ensure_ascii=False)
     put = row.time_acked if row.time_created is None else row.time_created
     return Message(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from tests.tables.received import payloads
 
 import waterclock as wc
 from waterclock.connection import Database
+from waterclock.tables.message_table import MessageTable
 
 # That of *Vitess Messaging* ("Creating a message table"), without what MariaDB does not know, with a user's columns.
 DOCUMENTS = """
@@ -230,6 +232,22 @@ def test_an_argument_of_put_never_sets_a_column_that_plain_sql_added(
     assert found == {"replaced": ("g", its), "two": ("g", its)}
     clock.move("1h")
     assert {one.payload for one in table.receive(10)} >= {"later", "three"}
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
+def test_columns_may_have_the_names_of_attributes_of_rows(
+    make_table: Callable[..., MessageTable], database: Database, groups: Any
+) -> None:
+    values = {"t": 1, "tuple": 2, "count": 3, "index": 4}
+    table = make_table(columns=dict.fromkeys(values, "bigint"), groups=groups)
+    table.put_many([{"payload": "x", **values}] * 2)
+    assert [one.columns for one in table.peek()] == [values] * 2
+    found = table.receive(2, consumer="x")
+    assert [one.columns for one in found] == [values] * 2
+    table.ack(found)
+    topic = database.create_topic("archive")
+    assert database.archive(table.name, "archive") == 2
+    assert [json.loads(one.headers["waterclock.columns"]) for one in topic.read()] == [values] * 2
 
 
 def test_payloads_may_be_bytes(database: Database) -> None:

@@ -31,6 +31,7 @@ from waterclock.tables.model.claims.claim import Claimed, Held, Leased
 from waterclock.tables.model.claims.epochs import MOST_COUNTED
 from waterclock.tables.model.progress import progress_text, read_progress
 from waterclock.tables.model.schema import user_column_names
+from waterclock.tables.model.values.reading import value_of
 from waterclock.tables.model.values.texts import storable
 from waterclock.time import Duration, format_duration, format_time, to_duration
 
@@ -162,8 +163,7 @@ class Delivery:
         self.time_created: int = row.time_created
         self.time_scheduled: int = row.time_scheduled
         self.expires_at: int | None = row.expires_at
-        further = user_column_names(context.rows)
-        self.columns: dict[str, Any] = {name: getattr(row, name) for name in further} if further else {}
+        self.columns: dict[str, Any] = {name: value_of(row, name) for name in user_column_names(context.rows)}
         self.leased = Leased(row.seq, row.id, claim.id, row.group_id, row.position, row.time_next, self.epoch)
 
     @classmethod

@@ -40,6 +40,7 @@ from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql, before_claim
 from waterclock.tables.model.schema import FURTHEST, not_acked
+from waterclock.tables.model.values.reading import value_of
 from waterclock.time import MIN_NS
 
 _Row = Any
@@ -338,7 +339,7 @@ def _as_not_begun(names: Iterable[str], row: _Row) -> _Row:
     if row.claim_id is None:
         return row
     before = {"epoch": before_claim(row.epoch), "claim_id": None}
-    return SimpleNamespace(**{name: getattr(row, name) for name in names} | before)
+    return SimpleNamespace(**{name: value_of(row, name) for name in names} | before)
 
 
 _EXPIRED_AT_MOST = 10

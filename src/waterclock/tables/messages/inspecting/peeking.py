@@ -20,7 +20,7 @@ from waterclock.tables.groups.blocking import places_of
 from waterclock.tables.groups.group_state import UNGROUPED
 from waterclock.tables.groups.routing import group_of
 from waterclock.tables.model.schema import is_expired, is_waiting, user_column_names
-from waterclock.tables.model.values.reading import Unreadable, unreadable
+from waterclock.tables.model.values.reading import Unreadable, unreadable, value_of
 
 Waiting = Literal["ready", "scheduled", "delayed", "exhausted", "blocked"]  # the states of an unleased message
 
@@ -250,7 +250,7 @@ def _peeked(context: TableContext, row: sa.Row[Any], state: Waiting) -> Peeked:
         time_scheduled=row.time_scheduled,
         due_at=row.time_next,
         expires_at=row.expires_at,
-        columns={name: _read(getattr(row, name)) for name in further},
+        columns={name: _read(value_of(row, name)) for name in further},
         problem=problem,
         state=state,
     )

@@ -55,13 +55,18 @@ class Guarded(sa.TypeDecorator[Any]):
         return read
 
 
+def value_of(row: Any, column: str) -> Any:
+    """Return a row's value, also of a column with the name of an attribute that SQLAlchemy's rows have, such as t."""
+    return row._mapping[column] if isinstance(row, sa.Row) else getattr(row, column)  # noqa: SLF001  # its public name
+
+
 def unreadable(row: Any, further: Iterable[str]) -> str | None:
     """Return which part of a message's row cannot be read; None if all can.
 
-    ``row`` has its columns as attributes. ``further`` are the names of the user's columns.
+    ``further`` are the names of the user's columns.
     """
     for name in ("id", "message", *further):
-        value = getattr(row, name)
+        value = value_of(row, name)
         if type(value) is Unreadable:
             return f"the column {name} cannot be read: {value.problem}"
     if row.headers is None or _is_object(row.headers):
