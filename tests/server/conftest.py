@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import routing
 from fastapi.testclient import TestClient
 
 import waterclock as wc
@@ -17,6 +18,23 @@ from waterclock.server.rights import Right
 from waterclock.server.tokens import add_token
 
 Ask = Callable[..., httpx.Response]
+
+
+_build = routing._EffectiveRouteContext.from_api_route
+_built: dict[tuple[int, str], Any] = {}
+
+
+def _build_once(*, original_route: Any, include_context: Any) -> Any:
+    key = id(original_route), include_context.prefix  # the routes live as long as their modules
+    if key not in _built:
+        _built[key] = _build(original_route=original_route, include_context=include_context)
+    return _built[key]
+
+
+@pytest.fixture(autouse=True)
+def share_routes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Share the routes that FastAPI builds at an application's first request, since those of all tests are the same."""
+    monkeypatch.setattr(routing._EffectiveRouteContext, "from_api_route", _build_once)
 
 
 @pytest.fixture
