@@ -177,6 +177,23 @@ def test_a_message_that_was_acked_before_it_was_routed_is_found_again(table: Mes
     assert [one.payload for one in table.receive()] == ["first"]
 
 
+def test_a_message_whose_null_becomes_unrouted_after_the_trigger_is_found(
+    table: MessageTable, database: Database
+) -> None:
+    run(database, "INSERT IGNORE INTO orders (message, time_next, routed) VALUES ('first', 1, NULL)")
+    assert [one.payload for one in table.receive()] == ["first"]
+
+
+@pytest.mark.parametrize(("column", "value"), [("routed", 1), ("time_acked", 1)])
+def test_plain_sql_puts_no_finished_message_among_unrouted_ones(
+    table: MessageTable, database: Database, column: str, value: int
+) -> None:
+    del table
+    run(database, f"INSERT INTO orders (message, {column}, unrouted_since) VALUES ('x', {value}, 1)")  # noqa: S608  # ours
+    with database.backend.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT unrouted_since FROM orders").scalar_one() is None
+
+
 def test_new_messages_are_found_after_the_clock_was_set_back(table: MessageTable, database: Database) -> None:
     begin_now(table, database)
     table.context.reached.routed.value += 3600

@@ -58,29 +58,27 @@ _PUT_TRIGGER = """
     BEGIN
         SET NEW.time_scheduled = COALESCE(NEW.time_scheduled, %(now)s);
         IF NEW.time_acked IS NULL THEN
-            SET NEW.time_next = COALESCE(NEW.time_next, NEW.time_scheduled);%(marks)s
-        END IF;
+            SET NEW.time_next = COALESCE(NEW.time_next, NEW.time_scheduled);
+        END IF;%(marks)s
     END"""
 _CHANGE_TRIGGER = """
     CREATE OR REPLACE TRIGGER %(kept)s BEFORE UPDATE ON %(table)s FOR EACH ROW
     BEGIN
         IF NEW.time_acked IS NULL THEN
-            SET NEW.time_next = COALESCE(NEW.time_next, %(now)s);%(marks)s
-        END IF;
+            SET NEW.time_next = COALESCE(NEW.time_next, %(now)s);
+        END IF;%(marks)s
     END"""
 _LATE = {
     name: f"CASE WHEN routed = 2 AND time_acked IS NULL THEN {column} END"
     for name, column in ((LATE_PRIORITY, "priority"), (LATE_DUE, "time_next"))
 }
 _IF_LATE = f"""
-            IF NEW.time_next < {NOW} - {LATE_BY} + {SINCE_START}
-            THEN
-                SET NEW.routed = 2;
-            END IF;"""
-_IF_NEW = f"""
-            IF NEW.routed <> 1 THEN
-                SET NEW.{UNROUTED_SINCE} = {SINCE_SQL};
-            END IF;"""
+        IF NEW.time_acked IS NULL AND NEW.time_next < {NOW} - {LATE_BY} + {SINCE_START} THEN
+            SET NEW.routed = 2;
+        END IF;"""
+# INSERT IGNORE, and a session without strict mode, replace NULL by 0 only after the trigger.
+_SINCE = f"""
+        SET NEW.{UNROUTED_SINCE} = IF(NEW.routed <=> 1 OR NEW.time_acked IS NOT NULL, NULL, {SINCE_SQL});"""
 # Our own updates always change the claim if they change anything that matters to a group.
 _GROUP_TRIGGER = """
     CREATE OR REPLACE TRIGGER %(moved)s BEFORE UPDATE ON %(table)s FOR EACH ROW
@@ -235,7 +233,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     def equip_keys(self, connection: sa.Connection, rows: sa.Table, source: KeySource) -> None:
         """Add the columns and indexes of keys, and mark new messages in place of late ones."""
         super().equip_keys(connection, rows, source)
-        self._guard(connection, rows.name, [_PUT_TRIGGER], _IF_NEW)
+        self._guard(connection, rows.name, [_PUT_TRIGGER], _SINCE)
         self._guard(connection, rows.name, [_CHANGE_TRIGGER])
 
     def first_late(self, rows: sa.FromClause, priority: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
