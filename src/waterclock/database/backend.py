@@ -23,6 +23,7 @@ from waterclock.database.driver_fast_path import DirectConnectionPool
 from waterclock.database.engines.database_url import DIALECTS, parse_url
 from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.database.engines.sqlite_file import file_of
+from waterclock.database.explicit_updates import explicit_compiler
 from waterclock.database.failures import failure
 from waterclock.database.forking import Calls, prepare_for_forks
 from waterclock.database.migrating import HEAD, catalogue_version, check_version, migrate
@@ -75,6 +76,7 @@ class Backend:
             # For callers who run statements of their own, with a pool of its own: connections that they hold never
             # delay our calls.
             self.engine = self.dialect.create_engine(self.url)
+            self.engine.dialect.statement_compiler = explicit_compiler(self.engine.dialect.statement_compiler)
             self.engine.update_execution_options(compiled_cache=COMPILED)
             wrap_unwritable(self.engine)
             if self.dialect.name != "sqlite":  # no network lies between

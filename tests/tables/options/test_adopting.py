@@ -250,6 +250,45 @@ def test_columns_may_have_the_names_of_attributes_of_rows(
     assert [json.loads(one.headers["waterclock.columns"]) for one in topic.read()] == [values] * 2
 
 
+@pytest.mark.parametrize("groups", [None, "exclusive"])
+def test_columns_may_have_the_names_of_parameters_of_our_statements(
+    make_table: Callable[..., MessageTable], clock: MovableClock, groups: Any
+) -> None:
+    names = [
+        "by",
+        "who",
+        "seqs",
+        "ids",
+        "of",
+        "why",
+        "until",
+        "duration",
+        "progress",
+        "ends",
+        "tried",
+        "place",
+        "behind",
+        "uncounted",
+    ]
+    values = {name: number for number, name in enumerate(names)}
+    table = make_table(columns=dict.fromkeys(names, "bigint"), groups=groups, dead_letter="dead")
+    where = {"group": "g"} if groups else {}
+    table.put_many([{"payload": "x", "id": number, **where, **values} for number in (1, 2, 3)])
+    table.put("old", unique="k", **where, **values)
+    table.put("new", unique="k", on_conflict="replace", **where, **values)
+    [first] = table.receive(1, consumer="x")
+    first.extend("1m")
+    first.save({"page": 1})
+    first.nack("0s")
+    table.ack(table.receive(1, consumer="x"))
+    assert (table.cancel(2, "why"), table.reschedule([3], clock.now + 1)) == (1, 1)
+    assert (table.dead_letter(3, "why"), table.redrive()) == (1, 1)
+    if groups:
+        assert table.groups.reroute("g", "h").done == 2
+    clock.move("1h")
+    assert {one.payload: one.columns for one in table.receive(10, consumer="x")} == {"x": values, "new": values}
+
+
 def test_payloads_may_be_bytes(database: Database) -> None:
     dialect = database.backend.dialect.name
     kinds = {

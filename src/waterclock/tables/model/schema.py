@@ -14,6 +14,7 @@ from sqlalchemy.sql.cache_key import NO_CACHE
 from sqlalchemy.types import TypeEngine
 
 from waterclock._support.quoting import quoted
+from waterclock.database.explicit_updates import EXPLICIT
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.types import BigInt, Json, Key, LongText, Name, required
 from waterclock.errors import InvalidArgumentError, SchemaError
@@ -396,6 +397,7 @@ def _described(
     rows.info[WITH_DEFAULTS] = {name: with_defaults[name] for name in put_columns(rows) if name in with_defaults}
     rows.info[GENERATED] = {one.name for one in extra if one.is_generated}
     rows.info[PARTITIONED] = is_partitioned
+    rows.info[EXPLICIT] = True
     if is_keyed:
         rows.append_column(sa.Column(MESSAGE_KEY, Name, sa.FetchedValue()))
     rows.info[LONGEST_REASON] = longest_reason
