@@ -229,7 +229,9 @@ def _look(context: TableContext, after: _Place | None, most: int, *, whole: bool
             values = {"after": after and after.group, "count": most}
             names += connection.scalars(_some_groups(context, begins=after is None), values)
             if names:
-                wrong += connection.scalars(_wrong_of(context, whole=whole or not context.sql.is_bounded), {"groups": names})
+                wrong += connection.scalars(
+                    _wrong_of(context, whole=whole or not context.sql.is_bounded), {"groups": names}
+                )
         if whole and (after is None or after.named is not None):
             trips += 1
             lost = find_lost(context, connection, after and after.named, most)

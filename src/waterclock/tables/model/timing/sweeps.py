@@ -74,7 +74,7 @@ class Sweeps:
         return True
 
     def begin_round(self, *, whole: bool) -> None:
-        """Begin at the first group; ``whole`` says whether to make also the searches that are due every `WHOLE_EVERY`."""
+        """Begin at the first group; ``whole`` says whether to make the searches due every `WHOLE_EVERY`, too."""
         self.is_whole, self.has_left = whole, False
         if whole:
             self.chunk = 1  # an old snapshot may show very many entries of each group
