@@ -255,6 +255,14 @@ def _compile_kernels() -> None:
     kernels.INTERPRETED_ROWS = 0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _check_arguments_without_pydantic() -> None:
+    """Let commands check their arguments as for users: without pydantic, which tests of the server have imported."""
+    from cyclopts.argument import _argument  # noqa: PLC0415  # as above
+
+    _argument.parse_version = lambda _: (0,)  # with pydantic 2 or newer, Cyclopts makes a validator of each argument
+
+
 @pytest.fixture
 def young_heap() -> None:
     """Exclude all that exists from later garbage collections, which otherwise take seconds in a full test run."""
