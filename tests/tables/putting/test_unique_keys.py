@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from pymysql.cursors import Cursor
 from tests.support.statements import statements_of
 from tests.tables.conftest import MovableClock
 from tests.tables.connections.callers import Open, ways
@@ -239,6 +240,23 @@ def test_a_put_without_a_key_needs_no_key_statement(database: Database, orders: 
         [delivery, _] = orders.receive(2)
         delivery.ack()
     assert statements == []
+
+
+@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)  # PostgreSQL sends them without waiting
+def test_many_keys_are_noted_in_one_round_trip(make_table: MakeTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = make_table()
+    sent: list[object] = []
+    query = Cursor._query
+
+    def counted(cursor: Cursor, text: object) -> object:
+        sent.append(text)
+        return query(cursor, text)
+
+    monkeypatch.setattr(Cursor, "_query", counted)
+    table.put_many([{"payload": str(number), "unique": f"k{number}"} for number in range(50)])
+    assert len(sent) < 20
+    assert len({table.put("again", unique=f"k{number}") for number in range(50)}) == 50
+    assert table.stats().ready == 50
 
 
 @pytest.mark.one_database

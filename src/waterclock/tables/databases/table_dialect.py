@@ -177,6 +177,13 @@ class TableDialect(ABC):
     def insert_missing(self, connection: SqlConnection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
         """Insert rows of the catalogue whose keys are missing."""
 
+    def change_each(
+        self, table: sa.Table, key: Mapping[str, Any], values: Mapping[str, Any], **same: sa.ColumnElement[Any]
+    ) -> sa.Update | sa.Insert:
+        """Return the statement that changes locked rows of the catalogue, to be run with the parameters of each."""
+        these = [table.c[name] == value for name, value in key.items()]
+        return sa.update(table).where(*these).values({**values, **same})
+
     changed = 0  # the value of ``routed`` of a message that was routed, and that plain SQL changed since
 
     def is_unrouted(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:

@@ -257,9 +257,10 @@ def _using(context: TableContext) -> sa.Update:
 
 
 @built_once(maxsize=256)
-def _noting(context: TableContext) -> sa.Update:
+def _noting(context: TableContext) -> sa.Update | sa.Insert:
     noted = {"message_id": sa.bindparam("message"), "until_done": sa.bindparam("until")}
-    return sa.update(unique_keys).where(*_this(context)).values(used_at=context.backend.now_sql(), **noted)
+    key = {"table_id": context.table_id, "unique_key": sa.bindparam("key")}
+    return context.sql.change_each(unique_keys, key, noted, used_at=context.backend.now_sql())
 
 
 @built_once(maxsize=256)
