@@ -157,6 +157,7 @@ class Scene:
             heal(context)
             context.sweeps.due_at = 0
         context.sweeps.chunk = LARGEST_CHUNK
+        context.reached.saved.checked_whole_at = context.backend.now_about()  # no round is whole soon after another
         return lambda: heal(context)
 
     def ready_to_claim_exclusively(self) -> Callable[[], Any]:

@@ -57,7 +57,9 @@ class Guarded(sa.TypeDecorator[Any]):
 
 def value_of(row: Any, column: str) -> Any:
     """Return a row's value, also of a column with the name of an attribute that SQLAlchemy's rows have, such as t."""
-    return row._mapping[column] if isinstance(row, sa.Row) else getattr(row, column)  # noqa: SLF001  # its public name
+    if isinstance(row, sa.Row):
+        return row._mapping[column]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # its public name
+    return getattr(row, column)
 
 
 def unreadable(row: Any, further: Iterable[str]) -> str | None:
