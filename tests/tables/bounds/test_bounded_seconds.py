@@ -217,6 +217,18 @@ def test_a_new_key_in_the_newest_second_comes_within_two_messages(
     assert "z0" in [one.payload for _ in range(2) for one in table.receive(1)]
 
 
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_key_behind_many_messages_of_many_others_comes_next(
+    table: MessageTable, database: Database, clock: MovableClock, *, sleeps: bool
+) -> None:
+    if sleeps:
+        table.put("later", group="z", delay="1h")
+        assert table.receive() == []
+    put_in_seconds(database, [*((number // 100, f"k{number % 30}", 0, 1) for number in range(1_000)), (5, "z", 0, 1)])
+    clock.now += 10**9
+    assert "z0" in [one.payload for _ in range(4) for one in table.receive(10)]
+
+
 @pytest.mark.parametrize(
     ("many", "one"),
     [

@@ -13,8 +13,10 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from waterclock._support import moments
 from waterclock.database.driver_fast_path import execute_later
 from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.mariadb import unrouted_keys
@@ -35,7 +37,7 @@ from waterclock.tables.keys.key_rows import (
 )
 from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED, lows_of
 from waterclock.tables.model.claims.turns import Behind
-from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
+from waterclock.tables.model.schema import MESSAGE_KEY, SEQ_INDEX, not_acked
 from waterclock.time import MAX_NS
 
 _ROUTED_AT_ONCE = 100
@@ -47,6 +49,9 @@ _SKIPPED_AT_ONCE = 300
 """Blocks of new messages of one key that a search passes: two claims reach a new key behind a million messages. On
 MariaDB, the most messages of other keys that a search finds."""
 _FEW = 4  # on MariaDB, a window with so many messages of each key, or more, is followed by a search for other keys
+_LOOKED_AHEAD = 2_000
+"""On MariaDB, messages behind the windows of a claim, among which it looks for keys without a turn."""
+_LOOK_AHEAD_EVERY = 0.25  # seconds between two such looks, each of which takes some milliseconds
 _WINDOWS = 3  # windows that one claim reads, so that the first ones may be full of few keys
 
 
@@ -86,6 +91,8 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
         if is_enough and not is_of_few and (after is not None or begun_at is None):
             break
     context.turns.routed = after
+    if after is not None and context.sql.begins_at_constants:
+        _route(context, connection, _look_ahead(context, connection, after, now), now, are_locked=False, marks=False)
 
 
 def _end_of(window: Sequence[Any], count: int) -> Behind | None:
@@ -115,6 +122,23 @@ def _pass(
     window = list(connection.execute(_passing(context, count), {**values, "count": _SKIPPED_AT_ONCE}))
     last = _end_of(window, _SKIPPED_AT_ONCE)
     return window, last if last is not None and last[0] < end else (end, "", -MAX_NS)
+
+
+def _look_ahead(context: TableContext, connection: SqlConnection, after: Behind, now: int) -> Sequence[Any]:
+    """Read a message of each key that has no row, or sleeps, from where the last such look ended, locked or not.
+
+    The other searches pass many messages of few keys, but not those of many keys.
+    """
+    turns = context.turns
+    if moments.monotonic() - turns.looked_ahead_at < _LOOK_AHEAD_EVERY:
+        return ()
+    turns.looked_ahead_at = moments.monotonic()
+    values = {"start": max(turns.ahead, after[0]), "now": now, "count": _SKIPPED_AT_ONCE}
+    end = connection.execute(_ahead(context), values).scalar()
+    found = connection.execute(_without_turn(context), values).all()
+    if len(found) < _SKIPPED_AT_ONCE:
+        turns.ahead = 0 if end is None else max(end, values["start"] + 1)
+    return found
 
 
 def _read(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:
@@ -266,6 +290,37 @@ def _passing(context: TableContext, count: int) -> sa.Select[*tuple[Any, ...]]:
     found = context.sql.by_unrouted_index(sa.select(rows.c.seq, *place, rows.c.time_next, rows.c.claim_id), rows)
     found = found.where(is_unrouted(context), unrouted_keys.is_not_passed(rows, count))
     return found.order_by(*place, rows.c.time_next).limit(sa.bindparam("count", type_=sa.Integer))
+
+
+def _behind(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Select new messages from a second on, by the index alone."""
+    rows = context.rows
+    place = context.sql.seqs_together(rows).label("together"), rows.c[MESSAGE_KEY].label("key"), rows.c.priority
+    found = context.sql.by_unrouted_index(sa.select(rows.c.seq, *place, rows.c.time_next), rows)
+    return found.where(of_any_key(context)).order_by(*place, rows.c.time_next)
+
+
+@built_once(maxsize=256)
+def _ahead(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    end = _behind(context).with_only_columns(context.sql.seqs_together(context.rows), maintain_column_froms=True)
+    return end.limit(sa.literal_column("1")).offset(sa.literal_column(str(_LOOKED_AHEAD)))
+
+
+@built_once(maxsize=256)
+def _without_turn(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    new = _behind(context).limit(sa.literal_column(str(_LOOKED_AHEAD))).subquery("new")
+    its, whole = message_keys.c, context.rows.alias("whole")
+    of_key = its.table_id == context.table_id, its.message_key == new.c.key, its.level == -new.c.priority
+    is_early = (its.is_due == ASLEEP) & (new.c.time_next <= sa.bindparam("now", type_=sa.BigInteger))
+    # Outer joins make the server begin with the new messages.
+    firsts = sa.select(sa.func.min(new.c.seq).label("seq"), new.c.key, new.c.priority)
+    firsts = firsts.select_from(new.outerjoin(message_keys, sa.and_(*of_key)))
+    firsts = firsts.with_hint(message_keys, "FORCE INDEX (PRIMARY)")
+    firsts = firsts.where(its.message_key.is_(None) | (is_early & (new.c.time_next < its.due_at)))
+    first = firsts.group_by(new.c.key, new.c.priority).limit(sa.bindparam("count", type_=sa.Integer)).subquery("first")
+    found = sa.select(*first.c, whole.c.time_next, whole.c.claim_id)
+    found = found.select_from(first.outerjoin(whole, whole.c.seq == first.c.seq))
+    return found.with_hint(whole, f"FORCE INDEX (`{context.rows.info[SEQ_INDEX]}`)")
 
 
 @built_once(maxsize=256)

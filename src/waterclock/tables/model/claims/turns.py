@@ -19,6 +19,8 @@ class KeyTurns:
     """The progress of a process that looks for keys of new messages."""
 
     routed: Behind | None = None  # the place after which the next search begins; None: at the first one
+    ahead: int = 0  # the `TableDialect.seqs_together` from which it looks for keys without a turn, if that is behind
+    looked_ahead_at: float = float("-inf")  # when it did so last, monotonic
 
 
 @dataclass(slots=True)
