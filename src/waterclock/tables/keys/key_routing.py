@@ -125,7 +125,7 @@ def _pass(
 
 
 def _look_ahead(context: TableContext, connection: SqlConnection, after: Behind, now: int) -> Sequence[Any]:
-    """Read a message of each key that has no row, or sleeps, from where the last such look ended, locked or not.
+    """Read a message of each key that has no row, or sleeps, behind the last such look, locked or not.
 
     The other searches pass many messages of few keys, but not those of many keys.
     """
