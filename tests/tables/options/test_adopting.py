@@ -289,6 +289,16 @@ def test_columns_may_have_the_names_of_parameters_of_our_statements(
     assert {one.payload: one.columns for one in table.receive(10, consumer="x")} == {"x": values, "new": values}
 
 
+@pytest.mark.parametrize("options", [{}, {"fair_by": "group"}])
+def test_columns_may_have_the_names_of_what_a_claim_adds_to_rows(
+    make_table: Callable[..., MessageTable], options: dict[str, Any]
+) -> None:
+    values = {"now": 1, "first_at": 2, "due_at": 3, "nth": 4}
+    table = make_table(columns=dict.fromkeys(values, "bigint"), **options)
+    table.put_many([{"payload": "x", "group": group, **values} for group in "abab"])
+    assert [one.columns for _ in range(2) for one in table.receive(2)] == [values] * 4
+
+
 def test_payloads_may_be_bytes(database: Database) -> None:
     dialect = database.backend.dialect.name
     kinds = {

@@ -30,7 +30,7 @@ _UNREAD = frozenset({"time_acked", "last_error", "consumer", "routed", "ack_held
 
 @built_once(maxsize=256)
 def columns_read(rows: sa.Table) -> tuple[sa.Column[Any], ...]:
-    """Return the columns of a delivery."""
+    """Return the columns of a delivery. The user named some of them, so others in the same row need longer names."""
     return tuple(column for column in rows.columns if column.name not in _UNREAD)
 
 
@@ -312,7 +312,7 @@ class _Search:
             # Other consumers have locked the missing ones, or claimed them meanwhile.
             if len(seen) < values["count"] or len(ours) == len(seen):
                 return
-            last = max((row.due_at, row.nth) for row in seen)
+            last = max((row.waterclock_due_at, row.waterclock_nth) for row in seen)
             values |= {"low": last[0], "from": last[1] + 1, "count": values["count"] - len(ours)}
 
     def _look_at_many(self, most: int) -> int | None:
@@ -438,7 +438,9 @@ def _due_by_key(
     due = sa.select(both).order_by(both.c.time_next, both.c.seq).limit(sa.bindparam("count")).subquery("due")
     its = rows.c.seq == due.c.seq, not_acked(rows), rows.c.priority == level, rows.c.time_next <= now, chosen
     return (
-        sa.select(*columns_read(rows), due.c.time_next.label("due_at"), due.c.seq.label("nth"), now)
+        sa.select(
+            *columns_read(rows), due.c.time_next.label("waterclock_due_at"), due.c.seq.label("waterclock_nth"), now
+        )
         .select_from(sa.outerjoin(due, rows, sa.and_(*its)))
         .with_for_update(skip_locked=True)
     )

@@ -48,7 +48,7 @@ def _execute_united(
     values = {f"{name}_{nth}": value for nth, its in enumerate(each) for name, value in its.items()}
     rows: list[list[Any]] = [[] for _ in each]
     for row in connection.execute(_united(statement, len(each)), values):
-        rows[row.nth].append(row)
+        rows[row.waterclock_nth].append(row)
     return [*rows]
 
 
@@ -66,4 +66,4 @@ def _branch(statement: sa.Select[*tuple[Any, ...]], nth: int) -> sa.Select[*tupl
         return None
 
     own: Any = replacement_traverse(statement, {}, renamed)
-    return own.add_columns(sa.literal_column(str(nth), sa.Integer).label("nth"))
+    return own.add_columns(sa.literal_column(str(nth), sa.Integer).label("waterclock_nth"))

@@ -160,7 +160,11 @@ class _KeyedClaim:
         left = {place: iter(its) for place, its in found.items()}
         ends = self._hand_out([row for place, count in dealt.visits for row in islice(left[place], count)])
         for place, its in found.items():
-            sent = [row.now for row in its if not _has_expired(row) and not is_exhausted(self._context, row.epoch or 0)]
+            sent = [
+                row.waterclock_now
+                for row in its
+                if not _has_expired(row) and not is_exhausted(self._context, row.epoch or 0)
+            ]
             if sent:
                 rates.note_sent(place[0], len(sent), max(sent))
             if its:
@@ -257,7 +261,7 @@ class _KeyedClaim:
         lease = wanted.lease_length
         for row in rows:
             length = lease.of(row.epoch, random.uniform(-1, 1)) if row.epoch else lease.shortest  # noqa: S311  # no secret
-            until = row.now + length
+            until = row.waterclock_now + length
             self.claimed.append(Claimed(row, until, _has_expired(row)))
             ends[row.seq] = until
         if ends:
@@ -275,11 +279,11 @@ def _state_of(place: Place, row: Any, flying: InFlight) -> KeyState:
 def _first_of(row: Any) -> int:
     """Return the time before which no routed message of a key is due, once its first due ones are claimed."""
     # MariaDB locks messages that were committed after the statement began, which the search for the first one misses.
-    return row.time_next if row.first_at is None else min(row.first_at, row.time_next)
+    return row.time_next if row.waterclock_first_at is None else min(row.waterclock_first_at, row.time_next)
 
 
 def _has_expired(row: Any) -> bool:
-    return row.expires_at is not None and row.expires_at <= row.now
+    return row.expires_at is not None and row.expires_at <= row.waterclock_now
 
 
 @built_once(maxsize=256)
@@ -317,7 +321,7 @@ def _next_messages(
     # Messages that other transactions have locked stay unacked, so the next search begins at the first of all.
     first = first_unacked(rows.alias("first")).correlate(None).scalar_subquery()
     found = (
-        sa.select(*columns_read(rows), first.label("first_at"), now.label("now"))
+        sa.select(*columns_read(rows), first.label("waterclock_first_at"), now.label("waterclock_now"))
         .where(*of_place(rows, key), is_from_low(rows), *unacked, *chosen)
         .order_by(rows.c.time_next, rows.c.seq)
         .limit(sa.bindparam("count", type_=sa.Integer))
