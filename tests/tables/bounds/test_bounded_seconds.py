@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -215,6 +216,15 @@ def test_a_new_key_in_the_newest_second_comes_within_two_messages(
     put_in_seconds(database, [*((number * 4, "a", 0, 1) for number in range(60)), (250, "z", 0, 1)])
     clock.now += 255 * 10**9
     assert "z0" in [one.payload for _ in range(2) for one in table.receive(1)]
+
+
+def test_a_due_message_behind_very_many_scheduled_ones_of_its_second_is_found(
+    table: MessageTable, database: Database, clock: MovableClock
+) -> None:
+    table.context.turns.looked_ahead_at = math.inf  # the other search would find it among so few
+    put_in_seconds(database, [*((0, "abcd"[number % 4], 0, MAX_NS) for number in range(1_600)), (0, "z", 0, 1)])
+    clock.now += 10**9
+    assert [one.payload for _ in range(5) for one in table.receive(1)] == ["z0"]
 
 
 @pytest.mark.parametrize("sleeps", [False, True])

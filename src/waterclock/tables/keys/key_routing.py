@@ -121,7 +121,8 @@ def _pass(
     count, values, end = unrouted_keys.passing(passed, after[0], now)
     window = list(connection.execute(_passing(context, count), {**values, "count": _SKIPPED_AT_ONCE}))
     last = _end_of(window, _SKIPPED_AT_ONCE)
-    return window, last if last is not None and last[0] < end else (end, "", -MAX_NS)
+    # The search begins with the first key of the second, so its end may be before the place behind which it goes on.
+    return window, max(after, last) if last is not None and last[0] < end else (end, "", -MAX_NS)
 
 
 def _look_ahead(context: TableContext, connection: SqlConnection, after: Behind, now: int) -> Sequence[Any]:
