@@ -142,8 +142,11 @@ class TableDialect(ABC):
         """Return a key in the form of the index of unrouted messages."""
         return key.concat(sa.literal_column("''"))
 
-    def seqs_together(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
-        """Return what the index of unrouted messages in a table with keys begins with, if it `begins_at_bounds`."""
+    def block_of(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the block of a message, with which the index of unrouted ones begins in a table with keys.
+
+        Blocks are in the order in which messages were put. Only a database that `begins_at_bounds` has them.
+        """
         del rows
         return sa.literal_column("0", sa.BigInteger)
 

@@ -19,7 +19,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED_TOGETHER
+from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED_BLOCK
 from waterclock.tables.groups.group_state import is_out
 from waterclock.tables.model.schema import not_acked
 from waterclock.time import MAX_NS
@@ -114,7 +114,7 @@ def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.Compoun
     counted = known.correlate(each).lateral("counted")
     # Plain SQL has changed these since they were claimed. Not in a form that the index of leased messages answers.
     changed = found.where(
-        context.sql.seqs_together(rows) == sa.literal_column(str(CHANGED_TOGETHER)),
+        context.sql.block_of(rows) == sa.literal_column(str(CHANGED_BLOCK)),
         context.sql.any_of(key, "keys"),
         context.sql.is_unrouted(rows),
         not_acked(rows),

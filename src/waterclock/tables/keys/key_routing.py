@@ -73,7 +73,7 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
             skips = True
             window = _skip(context, connection, after, _SKIPPED_AT_ONCE)
             after = _end_of(window, _SKIPPED_AT_ONCE)
-        elif is_of_few and after is not None and context.sql.begins_at_bounds:
+        elif is_of_few and after is not None and context.sql.begins_at_constants:
             skips = True
             window, after = _pass(context, connection, after, seen, now)
         else:
@@ -97,7 +97,7 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
 
 def _end_of(window: Sequence[Any], count: int) -> Behind | None:
     """Return the place behind which the search goes on, if the window is full."""
-    return (window[-1].together, window[-1].key, window[-1].priority) if len(window) == count else None
+    return (window[-1].block, window[-1].key, window[-1].priority) if len(window) == count else None
 
 
 def _skip(context: TableContext, connection: SqlConnection, after: Behind, count: int) -> list[Any]:
@@ -177,7 +177,7 @@ def _lock(context: TableContext, connection: SqlConnection, which: _Which, value
 
 
 def _place_of(row: Any) -> tuple[Any, ...]:
-    return row.together, row.key, row.priority, row.time_next
+    return row.block, row.key, row.priority, row.time_next
 
 
 def _route(
@@ -237,12 +237,12 @@ def _note(
 
 def _named(after: Behind | None) -> dict[str, Any]:
     assert after is not None  # noqa: S101  # the caller has checked it
-    return dict(zip(("together", "key", "priority"), after, strict=True))
+    return dict(zip(("block", "key", "priority"), after, strict=True))
 
 
 def _last(rows: sa.Table) -> tuple[sa.ColumnElement[Any], ...]:
     """Return the parameters of `_named`."""
-    types = {"together": sa.BigInteger(), "key": rows.c[MESSAGE_KEY].type, "priority": sa.BigInteger()}
+    types = {"block": sa.BigInteger(), "key": rows.c[MESSAGE_KEY].type, "priority": sa.BigInteger()}
     return tuple(sa.bindparam(name, type_=of) for name, of in types.items())
 
 
@@ -250,22 +250,22 @@ def _last(rows: sa.Table) -> tuple[sa.ColumnElement[Any], ...]:
 def _window(context: TableContext, which: _Which, *, locks: bool = False) -> sa.Select[*tuple[Any, ...]]:
     """Lock new messages; if ``locks``, the search itself locks them, and so finds those behind locked ones."""
     rows = context.rows
-    key, together = context.sql.few(rows.c[MESSAGE_KEY]), context.sql.seqs_together(rows)
-    block, last, priority = _last(rows)
+    key, block = context.sql.few(rows.c[MESSAGE_KEY]), context.sql.block_of(rows)
+    last_block, last, priority = _last(rows)
     if context.sql.one_writer:  # SQLite stores invalid text, too, which Python reads as bytes
         last = last.op("||")(sa.literal_column("''"))  # a CAST would keep it from the index
     has_blocks = context.sql.begins_at_bounds
-    same = (together == block,) if has_blocks else ()
+    same = (block == last_block,) if has_blocks else ()
     chosen = {
         "first": lambda: (of_any_key(context),),
         "same": lambda: (*same, key == last, rows.c.priority > priority),
         "later": lambda: (*same, key > last),
-        "newer": lambda: (together > block,),
+        "newer": lambda: (block > last_block,),
         "behind": lambda: (is_behind(rows, _last(rows)),),
     }
-    order = () if which == "same" else (key,) if which == "later" or not has_blocks else (together, key)
+    order = () if which == "same" else (key,) if which == "later" or not has_blocks else (block, key)
     its = rows.c.priority, rows.c.time_next, rows.c.claim_id
-    columns = rows.c.seq, together.label("together"), key.label("key"), *its
+    columns = rows.c.seq, block.label("block"), key.label("key"), *its
     conditions = is_unrouted(context), *chosen[which]()
 
     def search(source: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
@@ -287,7 +287,7 @@ def _next_places(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 @built_once(maxsize=256)
 def _passing(context: TableContext, count: int) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    place = context.sql.seqs_together(rows).label("together"), rows.c[MESSAGE_KEY].label("key"), rows.c.priority
+    place = context.sql.block_of(rows).label("block"), rows.c[MESSAGE_KEY].label("key"), rows.c.priority
     found = context.sql.by_unrouted_index(sa.select(rows.c.seq, *place, rows.c.time_next, rows.c.claim_id), rows)
     found = found.where(is_unrouted(context), unrouted_keys.is_not_passed(rows, count))
     return found.order_by(*place, rows.c.time_next).limit(sa.bindparam("count", type_=sa.Integer))
@@ -296,14 +296,14 @@ def _passing(context: TableContext, count: int) -> sa.Select[*tuple[Any, ...]]:
 def _behind(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     """Select new messages from a second on, by the index alone."""
     rows = context.rows
-    place = context.sql.seqs_together(rows).label("together"), rows.c[MESSAGE_KEY].label("key"), rows.c.priority
+    place = context.sql.block_of(rows).label("block"), rows.c[MESSAGE_KEY].label("key"), rows.c.priority
     found = context.sql.by_unrouted_index(sa.select(rows.c.seq, *place, rows.c.time_next), rows)
     return found.where(of_any_key(context)).order_by(*place, rows.c.time_next)
 
 
 @built_once(maxsize=256)
 def _ahead(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    end = _behind(context).with_only_columns(context.sql.seqs_together(context.rows), maintain_column_froms=True)
+    end = _behind(context).with_only_columns(context.sql.block_of(context.rows), maintain_column_froms=True)
     return end.limit(sa.literal_column("1")).offset(sa.literal_column(str(_LOOKED_AHEAD)))
 
 

@@ -503,8 +503,8 @@ def some_unrouted(context: TableContext) -> sa.ColumnElement[bool]:
     rows = context.rows
     if context.sql.is_bounded:
         # In index order. Without one, a planner with statistics from when few messages were unacked takes any index.
-        together = context.sql.seqs_together(rows)
-        first = sa.select(together).where(is_unrouted(context), of_any_key(context)).order_by(together).limit(1)
+        block = context.sql.block_of(rows)
+        first = sa.select(block).where(is_unrouted(context), of_any_key(context)).order_by(block).limit(1)
         return first.scalar_subquery().is_not(None)
     found = sa.select(rows.c.seq).where(is_unrouted(context), of_any_key(context))
     return context.sql.by_unrouted_index(found, rows).exists()
@@ -513,6 +513,6 @@ def some_unrouted(context: TableContext) -> sa.ColumnElement[bool]:
 def of_any_key(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a message is at the start of the search or behind it, in a form that uses the index."""
     if context.sql.begins_at_bounds:
-        return context.sql.seqs_together(context.rows) >= sa.bindparam("start", type_=sa.BigInteger)
+        return context.sql.block_of(context.rows) >= sa.bindparam("start", type_=sa.BigInteger)
     # Always true, since this database has no bounds.
     return context.sql.few(context.rows.c[MESSAGE_KEY]) >= sa.literal_column("''")

@@ -20,7 +20,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
 from waterclock.tables.databases.postgresql.arrays import Bigints
 from waterclock.tables.databases.postgresql.claiming_without_groups import FROM_THE_FIRST
-from waterclock.tables.databases.postgresql.unrouted_keys import TOGETHER_BITS
+from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS
 from waterclock.tables.model.claims.bounds import GroupSearch
 from waterclock.time import MIN_NS
 
@@ -36,7 +36,7 @@ def lows_of(context: TableContext) -> dict[str, Any]:
     turns = {level: bound.value for level, bound in reached.groups.of_unassigned().items()}
     sleeping = {state: bound.value for state, bound in reached.sleeping.of_unassigned().items()}
     return {
-        "start": reached.routed.value >> TOGETHER_BITS,
+        "start": reached.routed.value >> BLOCK_BITS,
         "known": list(turns),
         "lows": list(turns.values()),
         "asleep": sleeping[ASLEEP],

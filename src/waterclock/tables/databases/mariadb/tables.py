@@ -168,7 +168,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
             return since(rows).is_not(None)
         return rows.c.routed.in_([sa.literal_column("0"), sa.literal_column(str(self.changed))])
 
-    def seqs_together(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+    def block_of(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
         """Return the second since when it is unrouted."""
         return since(rows)
 

@@ -42,7 +42,7 @@ from waterclock.tables.databases.postgresql.newest_versions import (
     place_in,
 )
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
-from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED, SEQS_TOGETHER_SQL, seqs_together
+from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_SQL, CHANGED, block_of
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES, Key, LongKey, TableDialect
 from waterclock.tables.model.claims.bounds import LATE_BY
@@ -147,7 +147,7 @@ _KEYS = [
         'DROP TRIGGER "~late" ON %(table)s',
         *INDEXES,
         # Not in the form of the other indexes, one of which a planner would search that believes few messages unacked.
-        index_of_unrouted(f"({SEQS_TOGETHER_SQL}), ", UNACKED_SQL),
+        index_of_unrouted(f"({BLOCK_SQL}), ", UNACKED_SQL),
         f"""
         CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
@@ -215,9 +215,9 @@ class PostgresqlTables(TableDialect):
         _index_unacked(connection, rows, rows.c.time_acked.is_(None), grouped=grouped, free=free)
         _guard(connection, rows, grouped=grouped)
 
-    def seqs_together(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+    def block_of(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
         """Return the first column of the index of unrouted messages."""
-        return seqs_together(rows)
+        return block_of(rows)
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""

@@ -14,29 +14,29 @@ from sqlalchemy.sql.elements import Grouping
 
 from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 
-TOGETHER_BITS = 10
+BLOCK_BITS = 10
 """So many seqs together (2^10) that a million messages of one key are passed in a thousand steps, and so few that
 stepping over their entries takes less time than a claim's other searches."""
 
 CHANGED = 2  # the value of ``routed`` of a message that was routed, and that a statement moved forward since
-CHANGED_TOGETHER = 1 << 52  # the place of all these, behind every seq
+CHANGED_BLOCK = 1 << 52  # the place of all these, behind every seq
 
-SEQS_TOGETHER_SQL = f"CASE WHEN routed = {CHANGED} THEN {CHANGED_TOGETHER} ELSE seq >> {TOGETHER_BITS} END"
+BLOCK_SQL = f"CASE WHEN routed = {CHANGED} THEN {CHANGED_BLOCK} ELSE seq >> {BLOCK_BITS} END"
 """The first column of the index, for DDL."""
 
 _Place = tuple[sa.ColumnElement[Any], ...]
 
 
-def seqs_together(rows: sa.FromClause) -> sa.ColumnElement[int]:
+def block_of(rows: sa.FromClause) -> sa.ColumnElement[int]:
     """Return the first column of the index."""
-    seqs = rows.c.seq.op(">>", return_type=sa.BigInteger())(sa.literal_column(str(TOGETHER_BITS)))
+    seqs = rows.c.seq.op(">>", return_type=sa.BigInteger())(sa.literal_column(str(BLOCK_BITS)))
     changed = rows.c.routed == sa.literal_column(str(CHANGED))
-    together = sa.literal_column(str(CHANGED_TOGETHER), sa.BigInteger)
-    return Grouping(sa.case((changed, together), else_=seqs))
+    block = sa.literal_column(str(CHANGED_BLOCK), sa.BigInteger)
+    return Grouping(sa.case((changed, block), else_=seqs))
 
 
 def _place(rows: sa.FromClause) -> _Place:
-    return seqs_together(rows), rows.c[MESSAGE_KEY].concat(sa.literal_column("''")), rows.c.priority
+    return block_of(rows), rows.c[MESSAGE_KEY].concat(sa.literal_column("''")), rows.c.priority
 
 
 def is_behind(rows: sa.FromClause, last: _Place) -> sa.ColumnElement[bool]:
@@ -52,9 +52,9 @@ def next_places(rows: sa.Table, last: _Place) -> sa.Select[*tuple[Any, ...]]:
 
     def first_behind(last: _Place, nth: sa.ColumnElement[int]) -> sa.Select[*tuple[Any, ...]]:
         one = rows.alias()
-        together, key, priority = place = _place(one)
+        block, key, priority = place = _place(one)
         unrouted = not_acked(one), one.c.routed != sa.literal_column("1")
-        named = together.label("together"), key.label("key"), priority, nth.label("nth")
+        named = block.label("block"), key.label("key"), priority, nth.label("nth")
         return (
             sa.select(*named, one.c.time_next, one.c.seq, one.c.claim_id)
             .where(*unrouted, is_behind(one, last))
@@ -66,7 +66,7 @@ def next_places(rows: sa.Table, last: _Place) -> sa.Select[*tuple[Any, ...]]:
     base = first_behind(last, sa.literal_column("1", sa.Integer)).subquery()
     found = sa.select(base).cte("found", recursive=True)
     following = first_behind(
-        (found.c.together, found.c.key, found.c.priority), found.c.nth + sa.literal_column("1")
+        (found.c.block, found.c.key, found.c.priority), found.c.nth + sa.literal_column("1")
     ).lateral("following")
     more = sa.select(following).select_from(found.join(following, sa.true()))
     found = found.union_all(more.where(found.c.nth < sa.bindparam("count", type_=sa.Integer)))

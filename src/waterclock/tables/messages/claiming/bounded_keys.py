@@ -19,7 +19,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
-from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED_TOGETHER, TOGETHER_BITS
+from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS, CHANGED_BLOCK
 from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
 from waterclock.tables.keys.turn_levels import ASLEEP, PACED, first_of, firsts_of, unknown_level, values_of
 from waterclock.tables.messages.claiming.bounded_levels import times_of
@@ -40,12 +40,12 @@ def advance_keys(context: TableContext) -> None:
     search = bound.begin()
     turns, sleeping = (bounds.begin(UNASSIGNED) for bounds in all_bounds)
     marks = bound.needs_mark or any(bounds.needs_mark(UNASSIGNED) for bounds in all_bounds)
-    values = {"start": search.low >> TOGETHER_BITS, "marks": marks, **values_of(turns, sleeping)}
+    values = {"start": search.low >> BLOCK_BITS, "marks": marks, **values_of(turns, sleeping)}
     found = context.backend.alone(lambda own: own.execute(_looking(context), values).one(), durable=False)
     # Not beyond the last message. Without a message, all that made the bound advance were purged.
     last = search.known if found.newest is None else max(search.known, found.newest + 1)
-    end = last >> TOGETHER_BITS if found.together is None else min(found.together, last >> TOGETHER_BITS)
-    bound.found_nothing(search, end << TOGETHER_BITS, Snapshot(found.now, found.oldest, found.mark))
+    end = last >> BLOCK_BITS if found.block is None else min(found.block, last >> BLOCK_BITS)
+    bound.found_nothing(search, end << BLOCK_BITS, Snapshot(found.now, found.oldest, found.mark))
     reached.groups.note(turns, found)
     times = {ASLEEP: found.asleep, PACED: found.paced}
     facts = {"now": found.now, "oldest": found.oldest, "mark": found.mark, "of_unassigned": None}
@@ -71,7 +71,7 @@ def _advance_second(context: TableContext) -> None:
 
 @built_once(maxsize=256)
 def _first_second(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    second = context.sql.seqs_together(context.rows)
+    second = context.sql.block_of(context.rows)
     first = context.sql.by_unrouted_index(sa.select(second).select_from(context.rows), context.rows)
     first = first.where(of_any_key(context))
     first = first.order_by(second).limit(1)
@@ -80,9 +80,9 @@ def _first_second(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
 
 @built_once(maxsize=256)
 def _looking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    rows, together = context.rows, context.sql.seqs_together(context.rows)
-    its = is_unrouted(context), of_any_key(context), together < sa.literal_column(str(CHANGED_TOGETHER))
-    first = sa.select(together).where(*its).order_by(together).limit(1)
+    rows, block = context.rows, context.sql.block_of(context.rows)
+    its = is_unrouted(context), of_any_key(context), block < sa.literal_column(str(CHANGED_BLOCK))
+    first = sa.select(block).where(*its).order_by(block).limit(1)
     newest = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
     if rows.info.get(PARTITIONED):
         newest = newest.where(not_acked(rows))  # otherwise each day of acked messages is scanned
@@ -91,7 +91,7 @@ def _looking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
         context.backend.now_sql().label("now"),
         oldest.label("oldest"),
         mark.label("mark"),
-        first.scalar_subquery().label("together"),
+        first.scalar_subquery().label("block"),
         newest.scalar_subquery().label("newest"),
         times_of(firsts_of(context)).label("firsts"),
         unknown_level(context).label("of_unassigned"),

@@ -11,7 +11,7 @@ _K = TypeVar("_K", bound=Hashable)
 
 
 Behind = tuple[int, str, int]
-"""A place in the index of unrouted messages: `TableDialect.seqs_together`, key and priority."""
+"""A place in the index of unrouted messages: `TableDialect.block_of`, key and priority."""
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class KeyTurns:
     """The progress of a process that looks for keys of new messages."""
 
     routed: Behind | None = None  # the place after which the next search begins; None: at the first one
-    ahead: int = 0  # the `TableDialect.seqs_together` from which it looks for keys without a turn, if that is behind
+    ahead: int = 0  # the `TableDialect.block_of` from which it looks for keys without a turn, if that is behind
     looked_ahead_at: float = float("-inf")  # when it did so last, monotonic
 
 
