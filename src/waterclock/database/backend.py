@@ -21,9 +21,9 @@ from waterclock._support.urls import redacted, shown
 from waterclock.database.deadlines import ANSWERS_WITHIN, LONGEST_STATEMENT, SLACK, watch_pool
 from waterclock.database.driver_fast_path import DirectConnectionPool
 from waterclock.database.engines.database_url import DIALECTS, parse_url
+from waterclock.database.engines.explicit_updates import explicit_compiler
 from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.database.engines.sqlite_file import file_of
-from waterclock.database.explicit_updates import explicit_compiler
 from waterclock.database.failures import failure
 from waterclock.database.forking import Calls, prepare_for_forks
 from waterclock.database.migrating import HEAD, catalogue_version, check_version, migrate

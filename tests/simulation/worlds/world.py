@@ -19,7 +19,7 @@ from tests.simulation.gate import Rewrite, gates
 from tests.simulation.scheduler import SECOND, START, Choosing, Scheduler, within_time
 from tests.simulation.strategies import InTurn, Runs, as_runs
 from tests.simulation.waits import waits_of
-from tests.support.key_rows import contradictions
+from tests.tables.keys.key_rows import contradictions
 
 from waterclock._support import moments
 from waterclock.connection import Database, connect

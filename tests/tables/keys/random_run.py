@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from tests.support.clocks import MovableClock
-from tests.support.key_rows import contradictions
+from tests.tables.keys.key_rows import contradictions
 
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.errors import LeaseLostError

@@ -14,7 +14,7 @@ from sqlalchemy.sql.cache_key import NO_CACHE
 from sqlalchemy.types import TypeEngine
 
 from waterclock._support.quoting import quoted
-from waterclock.database.explicit_updates import EXPLICIT
+from waterclock.database.engines.explicit_updates import EXPLICIT
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.types import BigInt, Json, Key, LongText, Name, required
 from waterclock.errors import InvalidArgumentError, SchemaError

@@ -149,7 +149,7 @@ def heal_all(context: TableContext) -> int:
     if context.options.groups == "exclusive":
         while dead := context.backend.transact(lambda own: _release(context, own)):
             healed += dead
-    last: _Place | None = None
+    last: _RoundPlace | None = None
     while True:
         look = _look(context, last, LARGEST_CHUNK, whole=True)
         last = look.place
@@ -196,7 +196,7 @@ def settle_wrong(context: TableContext, connection: SqlConnection, names: Sequen
     return len(wrong)
 
 
-class _Place(NamedTuple):
+class _RoundPlace(NamedTuple):
     """How far a round has come."""
 
     group: str | None  # the last group by its row; None: all were checked
@@ -206,14 +206,14 @@ class _Place(NamedTuple):
 class _CheckedGroups(NamedTuple):
     """What a check of some groups found."""
 
-    place: _Place | None  # None: the round is complete
+    place: _RoundPlace | None  # None: the round is complete
     wrong: list[str]
     lost: dict[str, str]  # the groups without a row, as in `LostGroups`
     processes: int  # how many processes check the groups of this table
     took: int  # how long it took beyond the round trips, ns
 
 
-def _look(context: TableContext, after: _Place | None, most: int, *, whole: bool) -> _CheckedGroups:
+def _look(context: TableContext, after: _RoundPlace | None, most: int, *, whole: bool) -> _CheckedGroups:
     """Check up to ``most`` groups; ``whole`` is as in `contradicts`, and whether to look for groups without a row."""
     names: list[str] = []
     wrong: list[str] = []
@@ -236,7 +236,7 @@ def _look(context: TableContext, after: _Place | None, most: int, *, whole: bool
             trips += 1
             lost = find_lost(context, connection, after and after.named, most)
         took = moments.monotonic_ns() - began - trips * round_trip
-    place = _Place(names[-1] if len(names) == most else None, lost.last)
+    place = _RoundPlace(names[-1] if len(names) == most else None, lost.last)
     return _CheckedGroups(None if place == (None, None) else place, wrong, lost.owners, processes, max(took, 0))
 
 
