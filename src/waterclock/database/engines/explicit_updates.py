@@ -9,7 +9,7 @@ EXPLICIT = "waterclock_explicit"
 """Key in a table's ``info``: an UPDATE of it sets only the columns that the statement names."""
 
 
-@cache  # one class for each of SQLAlchemy's: dialects with different ones share no compiled statements
+@cache  # one class for each of SQLAlchemy's: only dialects with the same class share compiled statements
 def explicit_compiler(base: type[Any]) -> type[Any]:
     """Return a compiler whose updates of such tables set no column that shares its name with a parameter.
 
