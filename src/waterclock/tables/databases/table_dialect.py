@@ -296,13 +296,23 @@ class TableDialect(ABC):
         """Return the time when a row is written, ns. ``now`` is the server's clock, which may stop in a statement."""
         return now
 
+    def needs_row(self, column: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+        """Return a condition that is true for a column without negative numbers, if that ends searches earlier."""
+        del column
+        return sa.true()
+
     def change_listed(
-        self, value: int, key: LongKey, columns: Sequence[sa.Column[int]], same: Mapping[str, int]
+        self,
+        value: int,
+        key: LongKey,
+        columns: Sequence[sa.Column[int]],
+        same: Mapping[str, int],
+        least: Mapping[str, sa.ColumnElement[int]],
     ) -> sa.Update:
         """Change rows that the transaction has locked: set ``columns`` to their own values, and others to ``same``.
 
-        The rows are bound in the list ``changes``: the rest of the key after ``value``, and then the values. Only if
-        `waits_for_each`.
+        The rows are bound in the list ``changes``: the rest of the key after ``value``, and then the values. A column
+        gets no value below that in ``least``. Only if `waits_for_each`.
         """
         raise NotImplementedError
 

@@ -131,7 +131,7 @@ def settled_values(
 
 
 def written_at(context: TableContext) -> sa.ColumnElement[int]:
-    """Return the time at which a group is written: bounds may have passed the beginning of the statement."""
+    """Return the time at which a row is written: bounds may have passed the beginning of the statement."""
     now = context.backend.now_sql()
     return context.sql.at_write(now) if context.backend.has_own_clock else now
 

@@ -145,7 +145,7 @@ def _look_ahead(context: TableContext, connection: SqlConnection, after: Behind,
 def _read(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:
     """Lock the next new messages that no other transaction has locked, behind a place."""
     if after is None:
-        return _lock(context, connection, "first", {**lows_of(context), "count": count})
+        return _lock(context, connection, "first", {**lows_of(context).values, "count": count})
     found: list[Any] = []
     for which in _parts(context):
         if len(found) < count:

@@ -30,6 +30,7 @@ from waterclock.database.schema.table_catalogue import LOWEST, message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import LongKey
+from waterclock.tables.groups.settled_values import written_at
 from waterclock.tables.keys.execute_together import Search, execute_together
 from waterclock.tables.keys.key_limits import has_claimable
 from waterclock.tables.keys.locking_search import LockingSearch, lock_found, locking_search
@@ -38,6 +39,7 @@ from waterclock.tables.keys.turn_levels import (
     ENDED,
     HAS_TURN,
     PACED,
+    first_to_wake,
     from_low,
     has_turn,
     in_turn,
@@ -46,6 +48,7 @@ from waterclock.tables.keys.turn_levels import (
     lows_of,
     some_in_turn,
 )
+from waterclock.tables.keys.turn_ranges import first_of, is_from_bound
 from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -93,6 +96,7 @@ def state_of(row: Any) -> KeyState:
 
 
 _WOKEN_AT_ONCE = 100
+_BOUNDED: tuple[str, ...] = ("turn", "due_at")  # columns below whose bounds nothing is written
 
 
 def _is_in(state: int) -> sa.ColumnElement[bool]:
@@ -114,13 +118,14 @@ def next_turns(
     Only keys count of this ``level`` or a higher one, that is, of this priority or a lower one, and with a due message
     that meets the condition ``where``.
     """
-    values = {"count": count, "from": level, **lows_of(context)}
-    rows = lock_found(connection, [_next_turns(context, where)], values)
+    lows = lows_of(context)
+    values = {"count": count, "from": level, **lows.values}
+    rows = lock_found(connection, [_next_turns(context, where, lows.known)], values)
     return {(row.message_key, row.level): row for row in rows}
 
 
 @built_once(maxsize=256)
-def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> LockingSearch:
+def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None, known: int) -> LockingSearch:
     rows, key = context.rows, message_keys.c.message_key
     chosen = sa.true()
     if where is not None:
@@ -132,7 +137,8 @@ def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None) -> 
     found = found.where(its.level >= sa.bindparam("from", type_=sa.BigInteger))
     found = found.limit(sa.bindparam("count", type_=sa.Integer))
     if not context.sql.is_bounded:
-        return locking_search(context, found.where(has_turn(context)), its.level, its.turn, index="turn")
+        found = found.where(has_turn(context), is_from_bound(known))
+        return locking_search(context, found, its.level, its.turn, index="turn")
     walk = levels(context)
     due = found.where(*in_turn(context, walk)).order_by(its.turn).with_for_update(skip_locked=True, of=message_keys)
     of_level = due.lateral("due")
@@ -187,7 +193,7 @@ def _rows_of(context: TableContext, *, locking: bool) -> sa.Select[*tuple[Any, .
 
 def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
     """Assign turns to keys that have become due, delete those without messages, and put the others off."""
-    values = {"now": now, "count": _WOKEN_AT_ONCE, **lows_of(context)}
+    values = {"now": now, "count": _WOKEN_AT_ONCE, **lows_of(context).values}
     found = lock_found(connection, _awake(context), values)
     states = {(row.message_key, row.level): state_of(row) for row in found}
     place_all(context, connection, states, now)
@@ -214,13 +220,16 @@ def _has_slept(context: TableContext, now: sa.ColumnElement[int]) -> list[sa.Col
 
 
 def _sleeps(context: TableContext, state: int) -> sa.ColumnElement[bool]:
-    return from_low(state) if context.sql.is_bounded else _is_in(state)
+    return _is_in(state) if context.sql.one_writer else from_low(state)
 
 
 def some_slept(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a row need not sleep any longer."""
     conditions = _has_slept(context, context.backend.now_sql())
-    return sa.or_(*(sa.exists().where(_of_table(context), condition) for condition in conditions))
+    if not context.sql.begins_at_constants:
+        return sa.or_(*(sa.exists().where(_of_table(context), condition) for condition in conditions))
+    found = [sa.select(message_keys.c.due_at).where(_of_table(context), condition) for condition in conditions]
+    return sa.or_(*(first_to_wake(context, one).is_not(None) for one in found))
 
 
 def place_all(
@@ -343,7 +352,9 @@ def _changing(context: TableContext, columns: tuple[str, ...], same: tuple[tuple
 
 @built_once(maxsize=256)
 def _changing_all(context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]) -> sa.Update:
-    return context.sql.change_listed(context.table_id, _key(), [message_keys.c[name] for name in columns], dict(same))
+    least = dict.fromkeys(_BOUNDED, written_at(context))
+    changed = [message_keys.c[name] for name in columns]
+    return context.sql.change_listed(context.table_id, _key(), changed, dict(same), least)
 
 
 def _key() -> LongKey:
@@ -353,8 +364,8 @@ def _key() -> LongKey:
 
 def _not_past(context: TableContext, name: str, value: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
     """Return a value of a column that has bounds: at least the time when it is written."""
-    is_bounded = context.sql.is_bounded and name in ("turn", "due_at")
-    return context.sql.larger(value, context.backend.now_sql()) if is_bounded else value
+    is_bounded = not context.sql.one_writer and name in _BOUNDED
+    return context.sql.larger(value, written_at(context)) if is_bounded else value
 
 
 def add(
@@ -378,7 +389,7 @@ def _adding(context: TableContext, *, looks: bool) -> sa.Insert:
         rows.c[MESSAGE_KEY],
         -sa.cast(rows.c.priority, sa.BigInteger),  # the least priority has no 32-bit negation
         sa.case((first <= context.backend.now_sql(), 1), else_=0),
-        first,
+        _not_past(context, "due_at", first),
         first,
         # Without a row, the key has no others that were routed.
         sa.func.coalesce(sa.func.max(sa.case((is_due, at))), sa.literal(MIN_NS, sa.BigInteger)),
@@ -452,14 +463,17 @@ def _deleting_all(context: TableContext) -> sa.TextClause:
 def _last_turn(context: TableContext) -> sa.Select[int]:
     turn, now = message_keys.c.turn, context.backend.now_sql()
     low = sa.bindparam("low", type_=sa.BigInteger) if context.sql.is_bounded else now
-    its = has_turn(context), message_keys.c.level == _level(), turn >= low
-    last = sa.select(turn).where(*its).order_by(turn.desc()).limit(1).scalar_subquery()
+    found = sa.select(turn).where(has_turn(context), message_keys.c.level == _level(), turn >= low)
+    last = found.order_by(turn.desc()).limit(1).scalar_subquery()
+    if context.sql.begins_at_constants:  # a search from the end that finds nothing reads the entries of all turns
+        last = sa.case((first_of(context, found, turn, index="turn").is_not(None), last))
     return sa.select(context.sql.larger(sa.func.coalesce(last, now), now))
 
 
 @built_once(maxsize=256)
 def _first_due(context: TableContext) -> sa.Select[int]:
-    return first_unacked(context.rows).where(context.rows.c.time_next <= sa.bindparam("until", type_=sa.BigInteger))
+    found = first_unacked(context.rows).where(context.sql.needs_row(context.rows.c.routed))
+    return found.where(context.rows.c.time_next <= sa.bindparam("until", type_=sa.BigInteger))
 
 
 def first_unacked(rows: sa.FromClause) -> sa.Select[int]:
@@ -480,15 +494,18 @@ def of_place(rows: sa.FromClause, key: sa.ColumnElement[str]) -> tuple[sa.Column
 
 
 @built_once(maxsize=256)
-def keys_due(context: TableContext) -> sa.Select[Any, Any]:
-    """Return when a key may be due, the current time if one waits for its turn, and the current time; both ns."""
+def keys_due(context: TableContext, known: int) -> sa.Select[Any, Any]:
+    """Return when a key may be due, the current time if one waits for its turn, and the current time; both ns.
+
+    ``known`` is from `lows_of`.
+    """
     now = context.backend.now_sql()
-    its = _of_table(context)
-    waiting = some_in_turn(context) if context.sql.is_bounded else sa.exists().where(has_turn(context))
-    first = sa.func.min(message_keys.c.due_at).label("due_at")
-    firsts = sa.union_all(*(sa.select(first).where(its, _sleeps(context, one)) for one in (ASLEEP, PACED))).subquery()
+    due_at = message_keys.c.due_at
+    found = [sa.select(due_at).where(_of_table(context), _sleeps(context, one)) for one in (ASLEEP, PACED)]
+    firsts = sa.union_all(*(sa.select(first_to_wake(context, one).label("due_at")) for one in found)).subquery()
     sleeping = sa.select(sa.func.min(firsts.c.due_at)).scalar_subquery()
-    return sa.select(sa.case((waiting | some_unrouted(context) | some_slept(context), now), else_=sleeping), now)
+    is_due = some_in_turn(context, known) | some_unrouted(context) | some_slept(context)
+    return sa.select(sa.case((is_due, now), else_=sleeping), now)
 
 
 def is_unrouted(context: TableContext) -> sa.ColumnElement[bool]:

@@ -13,6 +13,7 @@ from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import adapted
+from waterclock.tables.keys.turn_ranges import by_index
 
 
 class LockingSearch(NamedTuple):
@@ -38,10 +39,9 @@ def locking_search(
     # No index has all of these. Only then does the server check the end of the range before it looks up a row.
     same = its.table_id, its.message_key, its.level, its.is_due, its.turn, its.due_at
     unlocked = message_keys.alias("unlocked")
-    # Otherwise, the server reads, or locks, all keys of a small table, and sorts them.
-    by_index = f"FORCE INDEX (waterclock_message_keys_{index}_idx)"
+    hint = by_index(index)
     seen = adapted(unlocked, message_keys)(found.with_only_columns(*same, maintain_column_froms=True))
-    seen = seen.with_hint(unlocked, by_index).subquery("seen")
+    seen = seen.with_hint(unlocked, hint).subquery("seen")
     is_same = sa.and_(*(column == seen.c[column.name] for column in same))
     places = {f"seen_{column.name}": column for column in order}
     by_key = (
@@ -56,7 +56,7 @@ def locking_search(
     for name, column in reversed(before):
         value = sa.bindparam(name, type_=sa.BigInteger)
         behind = (column > value) | ((column == value) & behind)
-    locking = found.where(behind).with_hint(message_keys, by_index).with_for_update(skip_locked=True)
+    locking = found.where(behind).with_hint(message_keys, hint).with_for_update(skip_locked=True)
     return LockingSearch(by_key, locking, tuple(places))
 
 

@@ -1,17 +1,17 @@
 """Searches the rows of keys without reading dead index entries.
 
-These searches need a database that tells which transactions a snapshot sees (`TableDialect.seen_by`). With each turn, a
-row moves to another place in the index of turns, and with each pause to another place in the index of sleeping rows.
-The entries of earlier places remain while a transaction holds an old snapshot.
+With each turn, a row moves to another place in the index of turns, and with each pause to another place in the index of
+sleeping rows. The entries of earlier places remain while a transaction holds an old snapshot.
 
 A turn is stored as a time. Neither a turn nor the end of a pause is in the past when it is written, so nothing new
-appears below the current time. Searches therefore begin at lower bounds. Each priority has two lower bounds: one for
-the turns of waiting rows, and one for the times at which sleeping rows wake.
+appears below the current time. Searches therefore begin at lower bounds: one for the turns of each level, and two for
+the times at which sleeping rows wake.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -21,6 +21,7 @@ from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELO
 from waterclock.tables.databases.postgresql.arrays import Bigints
 from waterclock.tables.databases.postgresql.claiming_without_groups import FROM_THE_FIRST
 from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS
+from waterclock.tables.keys import turn_ranges
 from waterclock.tables.model.claims.bounds import GroupSearch
 from waterclock.time import MIN_NS
 
@@ -28,20 +29,39 @@ ASLEEP, HAS_TURN, PACED, ENDED = 0, 1, 2, 3  # the values of ``is_due``
 _BEHIND_EVERY_LEVEL = ABOVE_EVERY_PRIORITY + 1  # levels are negated priorities
 
 
-def lows_of(context: TableContext) -> dict[str, Any]:
-    """Return the parameters with the starts of all searches; an empty dict without bounds."""
+class Lows(NamedTuple):
+    """The starts of all searches of a table."""
+
+    values: dict[str, Any]  # the parameters of the statements
+    known: int = 0  # the levels with a bound, on a database that `begins_at_constants`
+
+
+def lows_of(context: TableContext) -> Lows:
+    """Return the starts of all searches; without parameters if searches have no bounds."""
     reached = context.reached
-    if not context.sql.is_bounded:
-        return {"start": reached.routed.value} if context.sql.begins_at_bounds else {}
+    if context.sql.one_writer:
+        return Lows({})
     turns = {level: bound.value for level, bound in reached.groups.of_unassigned().items()}
     sleeping = {state: bound.value for state, bound in reached.sleeping.of_unassigned().items()}
-    return {
-        "start": reached.routed.value >> BLOCK_BITS,
-        "known": list(turns),
-        "lows": list(turns.values()),
-        "asleep": sleeping[ASLEEP],
-        "paced": sleeping[PACED],
-    }
+    if context.sql.is_bounded:
+        start = reached.routed.value >> BLOCK_BITS
+        turns_from = {"known": list(turns), "lows": list(turns.values())}
+        return Lows({"start": start, **turns_from, **of_states(sleeping)})
+    if not context.backend.has_own_clock:
+        sleeping = dict.fromkeys(sleeping, MIN_NS)
+    known = turn_ranges.known_of(context, turns)
+    values = {"start": reached.routed.value, **of_states(sleeping), **turn_ranges.values_of(known)}
+    return Lows(values, len(known))
+
+
+def of_states(lows: Mapping[int, int]) -> dict[str, int]:
+    """Return the parameters of `from_low`."""
+    return {"asleep": lows[ASLEEP], "paced": lows[PACED]}
+
+
+def lows_of_search(search: GroupSearch) -> dict[int, int]:
+    """Return the start of each search by level, or by the state of sleeping rows."""
+    return dict(zip(search.priorities, (one.low for one in search.unassigned), strict=True))
 
 
 def low_of(context: TableContext, level: int) -> int:
@@ -53,14 +73,12 @@ def low_of(context: TableContext, level: int) -> int:
 def values_of(turns: GroupSearch, sleeping: GroupSearch) -> dict[str, Any]:
     """Return the parameters of `firsts_of`, `unknown_level` and `first_of`."""
     known = turns.priorities
-    lows = dict(zip(sleeping.priorities, (one.low for one in sleeping.unassigned), strict=True))
     return {
         "known": known,
         "lows": [one.low for one in turns.unassigned],
         "aboves": [_BEHIND_EVERY_LEVEL, *known],
         "beneaths": [*known, BELOW_EVERY_PRIORITY],
-        "asleep": lows[ASLEEP],
-        "paced": lows[PACED],
+        **of_states(lows_of_search(sleeping)),
     }
 
 
@@ -122,8 +140,14 @@ def in_turn(context: TableContext, walk: sa.CTE) -> tuple[sa.ColumnElement[bool]
     return has_turn(context), message_keys.c.level == walk.c.level, message_keys.c.turn >= walk.c.low
 
 
-def some_in_turn(context: TableContext) -> sa.ColumnElement[bool]:
-    """Return whether a row waits for its turn."""
+def some_in_turn(context: TableContext, known: int) -> sa.ColumnElement[bool]:
+    """Return whether a row waits for its turn; ``known`` is from `lows_of`."""
+    if context.sql.begins_at_constants:
+        found = sa.select(message_keys.c.turn).where(has_turn(context), turn_ranges.is_from_bound(known))
+        order = message_keys.c.level, message_keys.c.turn
+        return turn_ranges.first_of(context, found, *order, index="turn").is_not(None)
+    if not context.sql.is_bounded:
+        return sa.exists().where(has_turn(context))
     walk = levels(context)
     one = sa.select(message_keys.c.turn).where(*in_turn(context, walk)).order_by(message_keys.c.turn)
     first = one.limit(sa.literal_column("1")).lateral("first_turn")
@@ -143,7 +167,14 @@ def first_of(context: TableContext, state: int) -> sa.ScalarSelect[int]:
     """
     has_ended = message_keys.c.due_at <= context.backend.now_sql()
     its = message_keys.c.table_id == context.table_id, from_low(state), has_ended
-    return sa.select(message_keys.c.due_at).where(*its).order_by(message_keys.c.due_at).limit(1).scalar_subquery()
+    return first_to_wake(context, sa.select(message_keys.c.due_at).where(*its))
+
+
+def first_to_wake(context: TableContext, found: sa.Select[int]) -> sa.ScalarSelect[int]:
+    """Return the first of the times that a search finds until which a row sleeps."""
+    if context.sql.begins_at_constants:
+        return turn_ranges.first_of(context, found, message_keys.c.due_at, index="due")
+    return found.order_by(message_keys.c.due_at).limit(1).scalar_subquery()
 
 
 def firsts_of(context: TableContext) -> sa.CTE:

@@ -18,12 +18,19 @@ from waterclock.tables.databases.table_dialect import LongKey
 _DIALECT = mysql.dialect()
 
 
-def change_listed(value: int, key: LongKey, columns: Sequence[sa.Column[int]], same: Mapping[str, int]) -> sa.Update:
+def change_listed(
+    value: int,
+    key: LongKey,
+    columns: Sequence[sa.Column[int]],
+    same: Mapping[str, int],
+    least: Mapping[str, sa.ColumnElement[int]],
+) -> sa.Update:
     """Return the statement of `TableDialect.change_listed`."""
     every = [*key[1:], *columns]
     listed = sa.func.json_table(sa.bindparam("changes", type_=JsonList()), sa.text(_columns(every)))
     changes = listed.table_valued(*(sa.column(one.name, one.type) for one in every), name="changes")
     own: dict[Any, Any] = {column: changes.c[column.name] for column in columns}
+    own |= {one: sa.func.greatest(own[one], least[one.name]) for one in columns if one.name in least}
     table = key[0].table
     return sa.update(changes.outerjoin(table, _is_same(value, key, changes))).values(
         own | {table.c[name]: sa.literal_column(str(number)) for name, number in same.items()}

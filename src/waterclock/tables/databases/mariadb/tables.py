@@ -324,11 +324,24 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         """Add the time that the statement has taken: it may have waited for a lock."""
         return now + sa.literal_column(SINCE_START, sa.BigInteger)
 
+    def needs_row(self, column: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+        """Return a condition on a column that the index lacks.
+
+        Only in a search that needs a row does the server check the end of the range before it looks up the row of an
+        entry, living or dead.
+        """
+        return column >= sa.literal_column("0")
+
     def change_listed(
-        self, value: int, key: LongKey, columns: Sequence[sa.Column[int]], same: Mapping[str, int]
+        self,
+        value: int,
+        key: LongKey,
+        columns: Sequence[sa.Column[int]],
+        same: Mapping[str, int],
+        least: Mapping[str, sa.ColumnElement[int]],
     ) -> sa.Update:
         """Change rows by a JSON text."""
-        return change_listed(value, key, columns, same)
+        return change_listed(value, key, columns, same, least)
 
     def delete_listed(self, value: int, key: LongKey) -> sa.TextClause:
         """Delete rows by a JSON text."""

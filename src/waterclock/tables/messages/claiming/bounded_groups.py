@@ -109,16 +109,11 @@ def _read(known: Sequence[int], values: Sequence[Any]) -> DueGroups:
 def note(
     context: TableContext, search: GroupSearch, now: int, found: Sequence[tuple[DueGroups, DueGroups]], *, waits: bool
 ) -> None:
-    """Advance the bounds after a search of uncommitted and one of committed groups, which began after ``now``, ns.
-
-    If ``waits``, a statement waited for a lock: then no bound advances.
-    """
-    sides: list[list[int | None]] = []
-    for place, starts in enumerate((search.unassigned, search.own)):
-        firsts = [looked[place].firsts for looked in found]
-        if waits:
-            firsts.append({one: start.known for one, start in zip(search.priorities, starts, strict=True)})
-        sides.append([min((of[one] for of in firsts if one in of), default=None) for one in search.priorities])
+    """Advance the bounds after a search of uncommitted and one of committed groups, which began after ``now``, ns."""
+    sides = [
+        search.firsts(starts, [looked[place].firsts for looked in found], waits=waits)
+        for place, starts in enumerate((search.unassigned, search.own))
+    ]
     unassigned, own = found[-1]
     context.reached.groups.note(
         search,

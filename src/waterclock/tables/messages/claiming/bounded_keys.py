@@ -4,27 +4,40 @@ A search for new messages begins at a ``seq``, the number of a row: all messages
 later change may make a routed message due earlier, a trigger marks the message, and the index lists it after all
 numbers. These bounds need a database that tells which transactions a snapshot sees (`TableDialect.seen_by`).
 
-MariaDB hides the ids of transactions. There, only searches for new messages have a bound: a second, in which the clock
-stood when the message was put, or changed. It advances like the bounds of `bounded_rows`.
+MariaDB hides the ids of transactions. There, the bounds advance like those of `bounded_rows`, and that of new messages
+is a second, in which the clock stood when the message was put, or changed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
 
 from waterclock.database.per_database_cache import built_once
+from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
 from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS, CHANGED_BLOCK
+from waterclock.tables.keys import turn_ranges
 from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
-from waterclock.tables.keys.turn_levels import ASLEEP, PACED, first_of, firsts_of, unknown_level, values_of
+from waterclock.tables.keys.turn_levels import (
+    ASLEEP,
+    PACED,
+    first_of,
+    firsts_of,
+    has_turn,
+    lows_of_search,
+    of_states,
+    unknown_level,
+    values_of,
+)
 from waterclock.tables.messages.claiming.bounded_levels import times_of
 from waterclock.tables.messages.claiming.bounded_rows import begins_search
-from waterclock.tables.model.claims.bounds import UNASSIGNED, WRITTEN_WITHIN, Snapshot
+from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, Snapshot
 from waterclock.tables.model.schema import PARTITIONED, not_acked
 
 
@@ -33,7 +46,7 @@ def advance_keys(context: TableContext) -> None:
     if not begins_search(context):
         return
     if not context.sql.is_bounded:
-        _advance_second(context)
+        _advance_in_pairs(context)
         return
     reached = context.reached
     bound, all_bounds = reached.routed, (reached.groups, reached.sleeping)
@@ -52,30 +65,63 @@ def advance_keys(context: TableContext) -> None:
     reached.sleeping.note(sleeping, SimpleNamespace(firsts=[times[one] for one in sleeping.priorities], **facts))
 
 
-def _advance_second(context: TableContext) -> None:
-    bound = context.reached.routed
-    search = bound.begin()
+class _FoundByKeys:
+    """The result of `_looking_in_pairs` for these levels."""
 
-    def look(connection: SqlConnection) -> Any:
-        return connection.execute(_first_second(context), {"start": search.low}).one()
+    def __init__(self, levels: Sequence[int], row: Any) -> None:
+        self.now, self.second, *firsts = row
+        self.sleeping = _found_of((ASLEEP, PACED), firsts)
+        self.turns = _found_of(levels, firsts[2:])
+        self.level = max((one for one in firsts[2 + len(levels) :] if one is not None), default=None)
+
+
+def _found_of(places: Sequence[int], firsts: Sequence[int | None]) -> dict[int, int]:
+    return {one: first for one, first in zip(places, firsts, strict=False) if first is not None}
+
+
+def _advance_in_pairs(context: TableContext) -> None:
+    reached = context.reached
+    search = reached.routed.begin()
+    turns, sleeping = (bounds.begin(UNASSIGNED) for bounds in (reached.groups, reached.sleeping))
+    known = turn_ranges.known_of(context, lows_of_search(turns))
+    values = {"start": search.low, **of_states(lows_of_search(sleeping)), **turn_ranges.values_of(known)}
+
+    def look(connection: SqlConnection) -> _FoundByKeys:
+        return _FoundByKeys(sorted(known), connection.execute(_looking_in_pairs(context, len(known)), values).one())
 
     began = context.backend.alone(context.sql.now_without_lock_waits, durable=False)
     found = [context.backend.look_at_uncommitted(look), context.backend.alone(look, durable=False)]
     if began is not None and second_of(began) < search.known:  # the server's clock was set back
-        bound.reset()
+        reached.routed.reset()
+    else:
+        end = search.known if began is None else max(search.known, second_of(began - WRITTEN_WITHIN))
+        seconds = [one.second for one in found if one.second is not None]
+        reached.routed.found_nothing(search, min([end, *seconds]), Snapshot(found[1].now, None, None))
+    if not context.backend.has_own_clock:
         return
-    end = search.known if began is None else max(search.known, second_of(began - WRITTEN_WITHIN))
-    firsts = [one.first for one in found if one.first is not None]
-    bound.found_nothing(search, min([end, *firsts]), Snapshot(found[1].now, None, None))
+    facts = {"now": (began or found[0].now) - LATE_BY - WRITTEN_WITHIN, "oldest": None, "mark": None}
+    firsts = sleeping.firsts(sleeping.unassigned, [one.sleeping for one in found], waits=began is None)
+    reached.sleeping.note(sleeping, SimpleNamespace(firsts=firsts, of_unassigned=None, **facts))
+    if len(known) == len(turns.priorities):
+        firsts = turns.firsts(turns.unassigned, [one.turns for one in found], waits=began is None)
+        reached.groups.note(turns, SimpleNamespace(firsts=firsts, of_unassigned=found[1].level, **facts))
 
 
 @built_once(maxsize=256)
-def _first_second(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+def _looking_in_pairs(context: TableContext, known: int) -> sa.Select[*tuple[Any, ...]]:
     second = context.sql.block_of(context.rows)
-    first = context.sql.by_unrouted_index(sa.select(second).select_from(context.rows), context.rows)
-    first = first.where(of_any_key(context))
-    first = first.order_by(second).limit(1)
-    return sa.select(context.backend.now_sql().label("now"), first.scalar_subquery().label("first"))
+    new = context.sql.by_unrouted_index(sa.select(second).select_from(context.rows), context.rows)
+    new = new.where(of_any_key(context)).order_by(second).limit(1).scalar_subquery()
+    level, turn = message_keys.c.level, message_keys.c.turn
+    turns = [sa.select(turn).where(has_turn(context), one) for one in turn_ranges.of_known(known)]
+    levels = [sa.select(level).where(has_turn(context), one) for one in turn_ranges.of_others(known)]
+    columns = [
+        new,
+        *(first_of(context, state) for state in (ASLEEP, PACED)),
+        *(turn_ranges.first_of(context, one, level, turn, index="turn") for one in (*turns, *levels)),
+    ]
+    named = (column.label(f"column_{place}") for place, column in enumerate(columns))
+    return sa.select(context.backend.now_sql().label("now"), *named)
 
 
 @built_once(maxsize=256)

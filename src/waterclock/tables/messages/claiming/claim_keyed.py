@@ -99,7 +99,7 @@ class _KeyedClaim:
     def take(self) -> bool:
         """Claim due messages while there is room; return whether there are keys that were not examined."""
         context, connection = self._context, self._connection
-        self._now, unrouted, slept = connection.execute(_look(context), lows_of(context)).one()
+        self._now, unrouted, slept = connection.execute(_look(context), lows_of(context).values).one()
         if unrouted:
             route_keys(context, connection, self._now, self._room)
         if slept:

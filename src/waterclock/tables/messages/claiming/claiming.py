@@ -255,7 +255,8 @@ def next_due(
         due, at = connection.execute(_next_due_chosen(context.rows, now, where)).one()
         return due, at
     if context.options.turns_by is not None:
-        due, at = connection.execute(keys_due(context), lows_of(context)).one()
+        lows = lows_of(context)
+        due, at = connection.execute(keys_due(context, lows.known), lows.values).one()
         return due, at
     if not context.options.groups:
         found = due_from_bounds(context, connection)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -183,6 +183,18 @@ class GroupSearch:
     priorities: list[int]
     unassigned: list[BoundedSearch]
     own: list[BoundedSearch]
+
+    def firsts(
+        self, starts: Sequence[BoundedSearch], found: Sequence[Mapping[int, int]], *, waits: bool
+    ) -> list[int | None]:
+        """Return the first time of each priority, from those by priority that several searches found.
+
+        If ``waits``, a statement waited for a lock: then no bound advances.
+        """
+        every = (
+            [*found, {one: start.known for one, start in zip(self.priorities, starts, strict=True)}] if waits else found
+        )
+        return [min((of[one] for of in every if one in of), default=None) for one in self.priorities]
 
 
 class GroupBounds:

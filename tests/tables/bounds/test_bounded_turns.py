@@ -1,0 +1,203 @@
+"""On MariaDB, searches for turns and for sleeping keys begin at bounds, and miss none that is written below them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import sqlalchemy as sa
+from tests.support.statements import statements_of
+from tests.tables.options.plain_sql import run
+from tests.tables.plans import pages
+
+from waterclock.connection import Database
+from waterclock.database.schema.table_catalogue import message_keys
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.databases.mariadb.unrouted_keys import second_of
+from waterclock.tables.keys import turn_ranges
+from waterclock.tables.keys.key_rows import KeyState, _first_due, give_turns, last_turns, put_off
+from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED
+from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.claiming import bounded_keys, bounded_rows
+from waterclock.tables.messages.claiming.bounded_keys import advance_keys
+from waterclock.tables.model.claims import bounds
+from waterclock.tables.model.claims.bounds import UNASSIGNED
+
+pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+
+ROUNDS = 20
+KEYS = 20
+
+
+@pytest.fixture
+def database(connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch) -> Database:
+    """Let each claim try to advance the bounds up to the current time; no other search finds what it misses."""
+    monkeypatch.setattr(bounds, "LOOK_BACK_AT_LEAST", 3600.0)
+    monkeypatch.setattr(bounds, "CLOCK_STEP", 0)
+    for name in ("LATE_BY", "WRITTEN_WITHIN"):
+        monkeypatch.setattr(bounded_keys, name, 0)
+    monkeypatch.setattr(bounded_keys, "second_of", lambda now: second_of(now) + 10)  # new messages are not tested here
+    monkeypatch.setattr(bounded_rows, "_ADVANCE_IN_PAIRS_EVERY", 0.0)
+    monkeypatch.setattr(bounded_rows, "_ADVANCE_IDLE_EVERY", 0.0)
+    return connect()
+
+
+def pass_through(table: MessageTable, **options: int) -> list[Delivery]:
+    """Put two messages of each key, and claim them all, so that all keys sleep."""
+    table.put_many([{"payload": "x", "group": f"p{each}", **options} for each in range(KEYS)] * 2)
+    claimed = table.receive(2 * KEYS)
+    return [*claimed, *table.receive()]
+
+
+def let_bounds_advance(table: MessageTable) -> None:
+    """Advance the bounds beyond the current time; lock waits of other databases of the server hold them back."""
+    now, reached = table.context.backend.now(), table.context.reached
+    every = [*reached.groups.of_unassigned().values(), *reached.sleeping.of_unassigned().values()]
+    while any(bound.value < now for bound in every):
+        assert table.receive() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "priorities"),
+    [({"fair_by": "group"}, (0,)), ({"limit": {"group": 9}}, (0, 3)), ({"rate": {"group": "1000000/s"}}, (0,))],
+)
+@pytest.mark.usefixtures("written")
+def test_neither_a_claim_nor_a_wait_looks_up_earlier_turns_and_pauses(
+    make_table: Callable[..., MessageTable], database: Database, options: dict[str, object], priorities: tuple[int]
+) -> None:
+    table = make_table(ack_wait="50ms", **options)
+    for priority in priorities * ROUNDS:
+        pass_through(table, priority=priority)
+        run(database, "UPDATE orders SET time_acked = 1")
+    let_bounds_advance(table)
+    with statements_of(database.backend, "waterclock_message_keys") as seen:
+        assert table.receive(wait="1ms") == []
+    table.context.reached.routed.reset()
+    table.put_many([{"payload": "x", "group": "a"}] * 2)
+    with statements_of(database.backend, "waterclock_message_keys") as claiming:
+        assert len(table.receive(1) + table.receive(1)) == 2
+        table.receive()  # the key sleeps
+    seen += [one for one in claiming if "unrouted" not in one[0]]  # the bound of new messages is not there yet
+    searches = [one for one in seen if one[0].lstrip("(").startswith(("SELECT", "WITH"))]
+    assert max(pages(database, *one) for one in searches) < 5 * ROUNDS
+
+
+@pytest.fixture
+def table(make_table: Callable[..., MessageTable]) -> MessageTable:
+    """Make a table whose bounds have passed the turns and pauses of some keys."""
+    table = make_table(fair_by="group", payload="text")
+    table.ack(pass_through(table))
+    let_bounds_advance(table)
+    table.context.reached.routed.reset()  # the tests put messages at once
+    return table
+
+
+def test_a_new_process_begins_at_the_bounds(
+    table: MessageTable, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "SAVE_EVERY", 0.0)
+    table.context.sweeps.due_at = 0
+    assert table.receive() == []
+    mine, fresh = table.context.reached, connect().table("orders").context.reached
+    assert 0 < fresh.groups.low(UNASSIGNED, 0) <= mine.groups.low(UNASSIGNED, 0)
+    for state in (ASLEEP, PACED):
+        assert 0 < fresh.sleeping.low(UNASSIGNED, state) <= mine.sleeping.low(UNASSIGNED, state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["turn = turn + 3600000000000", "is_due = 0, due_at = turn + 3600000000000", "is_due = 2, due_at = turn + 1"],
+)
+def test_a_claim_of_keys_that_is_rolled_back_holds_the_bounds_up(
+    table: MessageTable, database: Database, change: str
+) -> None:
+    table.put_many([{"payload": name, "group": "a"} for name in ("first", "second")])
+    [first] = table.receive(1)  # the key waits for its next turn
+    with database.backend.engine.connect() as claim:
+        claim.exec_driver_sql(f"UPDATE waterclock_message_keys SET {change}")  # noqa: S608  # ours
+        for _ in range(3):
+            advance_keys(table.context)
+        claim.rollback()
+    assert [one.payload for one in table.receive()] == ["second"]
+    first.ack()
+
+
+@pytest.mark.parametrize("is_due", [ASLEEP, HAS_TURN, PACED])
+def test_a_key_that_is_committed_late_holds_the_bounds_up(table: MessageTable, database: Database, is_due: int) -> None:
+    table.put("waits", group="a", delay="1h")
+    assert table.receive() == []
+    now = table.context.backend.now()
+    with database.backend.engine.begin() as late:
+        late.execute(sa.update(message_keys).values(is_due=is_due, due_at=now, turn=now, first_at=0))
+        for _ in range(3):
+            advance_keys(table.context)
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.update(table.context.rows).values(time_next=now, routed=1))
+        plain.execute(sa.update(table.context.rows).values(routed=1))
+    assert [one.payload for one in table.receive()] == ["waits"]
+
+
+def test_the_highest_priority_goes_first_even_if_no_bound_of_it_is_known(table: MessageTable) -> None:
+    for priority in (-5, 0, 7):
+        table.put_many([{"payload": str(priority), "group": f"{priority}{nth}", "priority": priority} for nth in "ab"])
+    assert [one.payload for one in table.receive(6)] == ["7", "7", "0", "0", "-5", "-5"]
+
+
+def test_more_priorities_than_have_bounds_are_served(table: MessageTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_ranges, "_MOST_KNOWN", 2)
+    for priority in range(5):
+        table.put(str(priority), group="a", priority=priority)
+        table.put(str(priority), group="a", priority=priority)
+    assert [one.payload for one in table.receive(5)] == ["4", "4", "3", "3", "2"]
+    for _ in range(3):
+        advance_keys(table.context)
+    monkeypatch.undo()  # the other priorities have got no bounds that were not searched for
+    assert [one.payload for one in table.receive(10)] == ["2", "1", "1", "0", "0"]
+
+
+def test_turns_are_found_after_the_clock_was_set_back(table: MessageTable) -> None:
+    table.put("x", group="a")
+    for own in (table.context.reached.groups, table.context.reached.sleeping):
+        for bound in own.of_unassigned().values():
+            bound.value += 3_600_000_000_000
+    assert [one.payload for _ in range(2) for one in table.receive()] == ["x"]
+
+
+def test_neither_a_turn_nor_a_pause_is_in_the_past_when_it_is_written(table: MessageTable, database: Database) -> None:
+    """A statement may wait for a lock; here its clock stands still from the start."""
+    table.put_many([{"payload": "x", "group": group} for group in "ab"] * 2)
+    assert len(table.receive(2)) == 2
+    now = table.context.backend.now()
+    with database.begin() as claim:
+        claim.exec_driver_sql("SET timestamp = 1")
+        give_turns(table.context, claim, {("a", 0): KeyState(1, 1, 1)}, last=1)
+        put_off(table.context, claim, {("b", 0): KeyState(1, 1, 1)})
+        claim.exec_driver_sql("SET timestamp = DEFAULT")
+    with database.backend.engine.connect() as connection:
+        its = message_keys.c
+        turn, due_at = connection.execute(sa.select(sa.func.max(its.turn), sa.func.max(its.due_at))).one()
+    assert now <= min(turn, due_at)
+
+
+@pytest.mark.usefixtures("written")
+def test_the_search_for_the_last_turn_passes_no_earlier_ones(table: MessageTable, database: Database) -> None:
+    table.put_many([{"payload": "x", "group": "a"}] * 2)
+    [_] = table.receive(1)
+    for _ in range(20 * ROUNDS):
+        run(database, "UPDATE waterclock_message_keys SET turn = turn + 1")
+    run(database, "UPDATE waterclock_message_keys SET is_due = 0")
+    with statements_of(database.backend, "DESC") as seen, database.backend.snapshot() as connection:
+        [(statement, values)] = last_turns(table.context, [0])
+        connection.execute(statement, values).one()
+    assert pages(database, *seen[0]) < ROUNDS
+
+
+@pytest.mark.usefixtures("written")
+def test_the_search_for_the_first_due_message_passes_no_ended_leases(table: MessageTable, database: Database) -> None:
+    table.put_many([{"payload": "x", "group": "a"}] * 10 * ROUNDS)
+    table.ack(table.receive(10 * ROUNDS))
+    now = table.context.backend.now()
+    with statements_of(database.backend, "orders") as seen, database.backend.snapshot() as connection:
+        values = {"key": "a", "priority": 0, "low": now, "until": now + 1}
+        assert connection.execute(_first_due(table.context), values).all() == []
+    assert pages(database, *seen[0]) < ROUNDS
