@@ -1,4 +1,4 @@
-"""Messages of a group that go back: what a claim brings meanwhile from behind them in the group goes back, too."""
+"""The dispatch queue: messages of a group that go back, room for claims, and turns of several tables."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from waterclock._support import moments
 from waterclock.work.flow.dispatch_queue import LONGEST_WAIT, DispatchQueue, Handling
 
 FETCHER: Any = SimpleNamespace()
+ANOTHER: Any = SimpleNamespace()
 
 
-def message(position: int, max_attempts: int | None = None) -> Handling:
+def message(position: int | None, max_attempts: int | None = None, of: Any = FETCHER) -> Handling:
     context = SimpleNamespace(options=SimpleNamespace(max_attempts=max_attempts))
     leased = SimpleNamespace(group_id="g", position=position)
     delivery: Any = SimpleNamespace(leased=leased, context=context)
-    return Handling(delivery, FETCHER, 0)
+    return Handling(delivery, of, 0)
 
 
 def claimed(queue: DispatchQueue, *handlings: Handling) -> list[Handling]:
     """Bring in what a claim that begins now gives; say what is not to be handled."""
-    return queue.add(FETCHER, handlings, 0, moments.monotonic_ns())
+    return queue.add(FETCHER, handlings, moments.monotonic_ns())
 
 
 def test_messages_behind_a_failed_one_wait_although_an_earlier_one_is_recorded_late() -> None:
@@ -82,9 +83,9 @@ def test_messages_behind_a_failed_one_wait_for_its_record_although_a_later_one_w
 def test_only_a_caller_that_may_claim_ahead_gets_room_beyond_the_free_slots() -> None:
     queue = DispatchQueue(2)
     queue._mean = 1_000_000
-    assert queue.reserve(100, ahead=False) == 2
-    queue.add(FETCHER, [], 2, 0)
-    assert queue.reserve(100) == 96
+    assert queue.reserve(FETCHER, 100, ahead=False) == 2
+    queue.add(FETCHER, [], 0)
+    assert queue.reserve(FETCHER, 100) == 96
 
 
 def test_the_first_handler_tells_how_much_to_claim_ahead() -> None:
@@ -93,7 +94,7 @@ def test_the_first_handler_tells_how_much_to_claim_ahead() -> None:
     claimed(queue, first)
     assert queue.next_now() is first
     queue.end(first, goes_on=True)
-    assert queue.reserve(100) > 2
+    assert queue.reserve(FETCHER, 100) > 2
 
 
 def test_with_max_attempts_the_next_message_of_a_group_keeps_the_slot_of_the_one_before_it() -> None:
@@ -102,11 +103,11 @@ def test_with_max_attempts_the_next_message_of_a_group_keeps_the_slot_of_the_one
     assert claimed(queue, first, second) == []
     assert queue.next_now() is first
     queue.end(first, goes_on=True)
-    assert queue.reserve(100, ahead=False) == 1
+    assert queue.reserve(FETCHER, 100, ahead=False) == 1
     queue.recorded([first])
     assert queue.next_now() is second
     queue.end(second, goes_on=True)
-    assert queue.reserve(100, ahead=False) == 1
+    assert queue.reserve(FETCHER, 100, ahead=False) == 1
 
 
 def test_with_max_attempts_a_message_starts_once_the_one_before_it_in_its_group_is_recorded() -> None:
@@ -122,3 +123,29 @@ def test_with_max_attempts_a_message_starts_once_the_one_before_it_in_its_group_
     assert queue.close() == [third]
     queue.recorded([second])
     assert queue.next_now() is None
+
+
+def test_messages_of_a_table_whose_first_claim_is_slow_alternate_with_many_that_were_claimed_before() -> None:
+    queue = DispatchQueue(1)
+    claimed(queue, *(message(None) for _ in range(4)))
+    queue.add(ANOTHER, [message(None, of=ANOTHER) for _ in range(2)], 0)
+    began: list[Any] = []
+    while one := queue.next_now():
+        began.append(one.fetcher)
+        queue.end(one, goes_on=True)
+    assert [fetcher is ANOTHER for fetcher in began] == [False, True, False, True, False, False]
+
+
+def test_a_claim_that_waits_for_a_locked_table_keeps_no_room_from_other_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = DispatchQueue(2)
+    assert queue.reserve(FETCHER, 100) == 2
+    queue.release_slow_claims()
+    assert queue.is_full
+    began = moments.monotonic_ns()
+    monkeypatch.setattr(moments, "monotonic_ns", lambda: began + 10**9)
+    queue.release_slow_claims()
+    assert queue.reserve(ANOTHER, 100) == 2
+    queue.add(FETCHER, [], began)
+    assert queue.is_full
+    queue.add(ANOTHER, [], began)
+    assert queue.reserve(ANOTHER, 100) == 2

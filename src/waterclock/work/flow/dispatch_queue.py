@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
 from waterclock._support import moments
@@ -25,6 +26,7 @@ _MOMENT = 50_000_000  # ns of work that is claimed ahead
 _MOST_AHEAD = 500  # messages
 _MOST_UNRECORDED = 2000  # handled messages whose outcome is not written yet
 _LONG = 1_000_000_000  # ns
+_LONGEST_CLAIM = 1_000_000_000  # ns; later, other tables may use the room of a claim, whose table may be locked
 _NEWEST = 0.1
 """Weight of the newest handler in the mean, except of the first ones, which weigh the same: if the mean approached them
 slowly, each claim had another limit for the server to plan.
@@ -141,11 +143,12 @@ class DispatchQueue:
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
         self._has_room = threading.Condition(self._lock)
-        self._ready: deque[MessageLane] = deque()
+        self._ready: dict[int, deque[MessageLane]] = {}  # by table, in the order of their turns
+        self._ready_count = 0
         self._groups: dict[tuple[int, str | None], MessageLane] = {}
         self._held: dict[tuple[int, str | None], _ReturningGroup] = {}
         self._running: set[Handling] = set()
-        self._reserved = 0
+        self._claims: dict[int, tuple[int, int]] = {}  # by table: the room of its claim, and when that began
         self._unrecorded = 0
         self._waiting_for_acks = 0  # lanes
         self._turn: deque[object] = deque()
@@ -190,7 +193,7 @@ class DispatchQueue:
         with self._lock:
             return self._room() <= 0
 
-    def reserve(self, most: int, *, ahead: bool = True) -> int:
+    def reserve(self, fetcher: MessageOrigin, most: int, *, ahead: bool = True) -> int:
         """Wait until there is room for messages; return for how many, at most ``most``; 0: the worker stops.
 
         Callers get room in the order of their calls, so that one table does not starve others.
@@ -206,16 +209,29 @@ class DispatchQueue:
             if self._closed:
                 return 0
             room = _few_digits(min(most, self._room(ahead=ahead)))
-            self._reserved += room
+            self._claims[id(fetcher)] = room, moments.monotonic_ns()
             return room
+
+    def release_slow_claims(self) -> None:
+        """Release the room of claims that take long, so that they do not block other tables."""
+        before = moments.monotonic_ns() - _LONGEST_CLAIM
+        with self._lock:
+            slow = [fetcher for fetcher, (_, begun) in self._claims.items() if begun <= before]
+            for fetcher in slow:
+                del self._claims[fetcher]
+            if slow:
+                self._has_room.notify_all()
 
     def _room(self, *, ahead: bool = True) -> int:
         if self._paused:
             return 0
-        taken = len(self._running) + len(self._ready) + self._reserved
+        taken = len(self._running) + self._ready_count + self._reserved()
         # The next message of these lanes starts as soon as the ack before it is stored, and then needs a slot.
         most = self._slots + (self._ahead() if ahead else -self._waiting_for_acks)
         return min(most - taken, _MOST_UNRECORDED - self._unrecorded)
+
+    def _reserved(self) -> int:
+        return sum(room for room, _ in self._claims.values())
 
     def _ahead(self) -> int:
         return min(_MOST_AHEAD, self._slots * _MOMENT // max(self._mean, 1))
@@ -223,17 +239,18 @@ class DispatchQueue:
     def _has_enough(self, ahead: bool) -> bool:
         # Claim for a free slot; without one, first handle half of the messages that were claimed ahead.
         room = self._room(ahead=ahead)
-        return room > 0 and (not ahead or len(self._running) + self._reserved < self._slots or room * 2 > self._ahead())
+        is_slot_free = len(self._running) + self._reserved() < self._slots
+        return room > 0 and (not ahead or is_slot_free or room * 2 > self._ahead())
 
-    def add(self, fetcher: MessageOrigin, handlings: Sequence[Handling], reserved: int, begun: int) -> list[Handling]:
-        """Add claimed messages, and release the reserved room.
+    def add(self, fetcher: MessageOrigin, handlings: Sequence[Handling], begun: int) -> list[Handling]:
+        """Add claimed messages, and release the room reserved for them.
 
         Returns messages to give back: the worker stops, or an earlier message of their group goes back. ``begun`` is
         when the claim began, monotonic ns.
         """
         now = moments.monotonic_ns()
         with self._lock:
-            self._reserved -= reserved
+            reserved, _ = self._claims.pop(id(fetcher), (0, 0))
             if self._closed:
                 return list(handlings)
             late: list[Handling] = []
@@ -248,7 +265,7 @@ class DispatchQueue:
                     place: held for place, held in self._held.items() if place[0] != id(fetcher) or held.keeps(begun)
                 }
             waiting = bool(self._ready)
-            self._has_work.notify(len(self._ready))
+            self._has_work.notify(self._ready_count)
             if len(handlings) < reserved:
                 self._has_room.notify_all()
         if handlings and self.when_ready is not None:
@@ -271,7 +288,16 @@ class DispatchQueue:
             lane = self._groups[key] = MessageLane(key)
         one.lane = lane
         lane.waiting.append(one)
-        self._ready.append(lane)
+        self._append(lane)
+
+    def _append(self, lane: MessageLane) -> None:
+        self._ready_count += 1
+        fetcher = id(lane.waiting[0].fetcher)
+        lanes = self._ready.get(fetcher)
+        if lanes is None:
+            self._ready[fetcher] = deque((lane,))
+        else:
+            lanes.append(lane)
 
     def next(self) -> Handling | None:
         """Wait for a message to handle; None: the worker stops."""
@@ -287,10 +313,16 @@ class DispatchQueue:
     def _begin(self) -> Handling | None:
         if not self._ready:
             return None
-        one = self._ready.popleft().waiting.popleft()
+        fetcher, lanes = next(iter(self._ready.items()))
+        self._ready_count -= 1
+        one = lanes.popleft().waiting.popleft()
+        if not lanes:
+            del self._ready[fetcher]
+        elif len(self._ready) > 1:  # the other tables come first
+            self._ready[fetcher] = self._ready.pop(fetcher)
         self._running.add(one)
         one.began_at = self._began_at = moments.monotonic_ns()
-        if not self._ready or len(self._ready) * 2 < self._ahead():
+        if not self._ready or self._ready_count * 2 < self._ahead():
             self._has_room.notify_all()
         return one
 
@@ -324,7 +356,7 @@ class DispatchQueue:
         return dropped
 
     def _make_ready(self, lane: MessageLane, now: int) -> None:
-        self._ready.append(lane)
+        self._append(lane)
         lane.waiting[0].ready_at = now
         self._has_work.notify()
 
@@ -379,12 +411,16 @@ class DispatchQueue:
         with self._lock:
             # If messages start all the time, waiting ones get their turn soon.
             before = now - (LONGEST_WAIT if now - self._began_at > _MOMENT else _LONGEST_WAIT_IN_FLOW)
-            late = [lane for lane in self._ready if lane.waiting[0].ready_at <= before]
+            ready = list(chain.from_iterable(self._ready.values()))
+            late = [lane for lane in ready if lane.waiting[0].ready_at <= before]
             if not late:
                 return []
-            self._ready = deque(lane for lane in self._ready if lane.waiting[0].ready_at > before)
-            for lane in late:
-                if lane.key is not None:
+            self._ready.clear()
+            self._ready_count = 0
+            for lane in ready:
+                if lane.waiting[0].ready_at > before:
+                    self._append(lane)
+                elif lane.key is not None:
                     del self._groups[lane.key]
                     self._hold(lane.waiting[0])
             self._mean = _LONG  # handlers have become slower
@@ -394,8 +430,9 @@ class DispatchQueue:
         """Start nothing more; return the messages that were not started."""
         with self._lock:
             self._closed = True
-            late = [one for lane in self._ready for one in lane.waiting]
+            late = [one for lanes in self._ready.values() for lane in lanes for one in lane.waiting]
             self._ready.clear()
+            self._ready_count = 0
             # Messages that wait behind one being handled go back, too.
             for lane in self._groups.values():
                 late += [one for one in lane.waiting if one not in late]
@@ -407,4 +444,4 @@ class DispatchQueue:
     def facts(self) -> dict[str, Any]:
         """Return the numbers of slots, of used slots, and of waiting messages."""
         with self._lock:
-            return {"slots": self._slots, "running": len(self._running), "waiting": len(self._ready)}
+            return {"slots": self._slots, "running": len(self._running), "waiting": self._ready_count}

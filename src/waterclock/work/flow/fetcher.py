@@ -100,7 +100,7 @@ class Fetcher:
 
     def _run(self) -> None:
         try:
-            while self._is_there() and (room := self._queue.reserve(_AT_ONCE, ahead=not self._counts)):
+            while self._is_there() and (room := self._queue.reserve(self, _AT_ONCE, ahead=not self._counts)):
                 with answers_within(self.patience):
                     if not self._take(room):
                         self._wait()
@@ -136,7 +136,7 @@ class Fetcher:
             for one in ours:
                 self._heartbeat.keep(one.delivery)
         finally:
-            late = self._queue.add(self, ours, room, begun)
+            late = self._queue.add(self, ours, begun)
         self.give_back(late)
         # Claim again at once while messages come without a pause; otherwise a check costs less than an empty claim.
         is_busy = bool(found) and (self._found_before or self._queue.is_full)

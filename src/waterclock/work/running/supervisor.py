@@ -36,6 +36,7 @@ class WorkerSupervisor:
 
     def look(self) -> None:
         """Check once."""
+        self._queue.release_slow_claims()
         give_back(self._queue.take_back())
         running = self._queue.running
         if self._caller.loop is not None and running and self._caller.loop.watch():
