@@ -340,6 +340,31 @@ def test_a_claim_that_does_not_return_keeps_no_slot_from_other_tables(
             returns.set()
 
 
+@pytest.mark.one_database
+def test_an_ack_that_does_not_return_keeps_no_ack_of_other_tables_waiting(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, mails = make_table("orders"), make_table("mails")
+    acks, returns = threading.Event(), threading.Event()
+    ack = orders.ack
+
+    def ack_late(*given: Any) -> int:
+        acks.set()
+        assert returns.wait(PATIENCE)
+        return ack(*given)
+
+    monkeypatch.setattr(orders, "ack", ack_late)
+    put(orders, "x")
+    with running(wc.Worker(dict.fromkeys((orders, mails), lambda _: None))):
+        try:
+            assert acks.wait(PATIENCE)
+            put(mails, "x")
+            until(lambda: mails.stats().acked == 1)
+        finally:
+            returns.set()
+    assert orders.stats().acked == 1
+
+
 def test_messages_of_kinds_that_a_worker_does_not_know_stay_for_others(orders: MessageTable) -> None:
     known = ["welcome", 'a "kind": of \\ its own', "später", "send_mail", "100%", "mail/new"]
     others = ["invoice", "Welcome", "send-mail", "100 of 100"]

@@ -14,7 +14,6 @@ from waterclock._support import moments
 from waterclock._support.log_events import event
 from waterclock._support.pickling import refuse_pickling
 from waterclock._support.quoting import quoted
-from waterclock.database.backend import Backend
 from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
 from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.consumers.delivery import Delivery
@@ -145,7 +144,7 @@ class Worker:
         self._has_run = self._was_signalled = False
         self._queue = DispatchQueue(0 if self._child_count else self._slots)  # with processes, each brings its own slot
         self._counter = WorkCounts()
-        self._outcome_writers: dict[Backend, OutcomeWriter] = {}
+        self._outcome_writers: list[OutcomeWriter] = []
         self._caller = Caller(self._queue, self._counter, around, self._timeout, self._note_ended)
         self._watch = WorkerSupervisor(self._queue, self._counter, self._caller)
         self._fetchers: list[Fetcher] = []
@@ -306,10 +305,9 @@ class Worker:
         subscription = table.subscribe(kinds=kinds, **self._subscribed)  # type: ignore[arg-type]  # a dict of keywords of several types
         subscription.patience = math.inf  # wait for an unavailable database
         with self._changing:
-            writer = self._outcome_writers.get(table.context.backend)
-            if writer is None:  # an unavailable database must not block others
-                writer = self._outcome_writers[table.context.backend] = OutcomeWriter(self._queue, self._counter)
-                writer.start()
+            writer = OutcomeWriter(self._queue, self._counter)  # a locked table must not block others
+            writer.start()
+            self._outcome_writers.append(writer)
             here = self._watch.processes is None
             fetcher = Fetcher(
                 table, handlers, subscription, self._queue, writer.put, self._counter, self._fail, here=here
@@ -423,7 +421,7 @@ class Worker:
         _within(left() / 2, lambda: give_back(ours))
         until_recorded = moments.monotonic() + left() / 2
         with self._changing:
-            writers = list(self._outcome_writers.values())
+            writers = list(self._outcome_writers)
         recorded = [each.close(max(0.0, until_recorded - moments.monotonic())) for each in writers]
         claimed = [fetcher.join(left() / 2) for fetcher in self._fetchers]
         _within(left() / 2, self._close_subscriptions)

@@ -29,8 +29,8 @@ from waterclock.work.ground.tracebacks import warn_with_traceback
 _MILLISECOND = 1_000_000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0  # s
 _TRIES_FOR = 300.0
-"""Seconds after which an outcome that cannot be written is dropped, so that its message is sent again. A worker has one
-writer per database, and later outcomes must not wait forever.
+"""Seconds after which an outcome that cannot be written is dropped, so that its message is sent again. Later outcomes
+of its table must not wait forever.
 """
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ Handled = tuple[Handling, Outcome, Sequence[Handling]]
 
 
 class OutcomeWriter:
-    """A thread that writes outcomes for a worker. It retries failed writes; heartbeats keep the leases."""
+    """A thread that writes a table's outcomes for a worker. It retries failed writes; heartbeats keep the leases."""
 
     def __init__(self, queue: DispatchQueue, counter: WorkCounts) -> None:
         self._queue = queue
@@ -69,7 +69,9 @@ class OutcomeWriter:
 
     def _run(self) -> None:
         while handled := self._next():
-            self._record(handled)
+            fetcher = handled[0][0].fetcher
+            with answers_within(fetcher.patience):
+                self._record(fetcher, handled)
             self._queue.recorded([each[0] for each in handled])
             del handled  # do not hold a reference while waiting
 
@@ -80,15 +82,7 @@ class OutcomeWriter:
             self._handled.clear()
             return handled
 
-    def _record(self, handled: Sequence[Handled]) -> None:
-        by_fetcher: dict[MessageOrigin, list[Handled]] = {}
-        for each in handled:
-            by_fetcher.setdefault(each[0].fetcher, []).append(each)
-        for fetcher, ours in by_fetcher.items():
-            with answers_within(fetcher.patience):
-                self._record_of(fetcher, ours)
-
-    def _record_of(self, fetcher: MessageOrigin, ours: Sequence[Handled]) -> None:
+    def _record(self, fetcher: MessageOrigin, ours: Sequence[Handled]) -> None:
         acked = [each for each in ours if each[1].verb in ("ack", "discard")]
         if acked:
             self._ack(fetcher, acked)
