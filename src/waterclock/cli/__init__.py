@@ -12,6 +12,9 @@ import sys
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code; Ctrl-C also ends it quietly while the libraries are loaded."""
     try:
+        from waterclock.work.running.signals import remember_interrupts
+
+        remember_interrupts()
         from waterclock.cli.app import main as run_command
 
         run_command(arguments)

@@ -17,6 +17,7 @@ from waterclock.cli.terminal.exporting import MetricsOptions, exporting
 from waterclock.cli.terminal.log_format import LogOptions
 from waterclock.errors import InvalidArgumentError, NotFoundError
 from waterclock.time import system_clock, to_time
+from waterclock.work.running.signals import raise_if_interrupted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -187,6 +188,7 @@ class _SignalStop:
     def end_at_once(self) -> None:
         for number in self._before:
             signal.signal(number, _end)
+        raise_if_interrupted()
 
     def listen(self) -> None:
         for number in self._before:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from waterclock.cli.terminal.log_format import LoggedOutput
 from waterclock.cli.terminal.output import Output
 from waterclock.time import format_time, system_clock
+from waterclock.work.running.signals import raise_if_interrupted
 
 if TYPE_CHECKING:
     from waterclock.ingest.progress import Event
@@ -61,6 +62,7 @@ def signals(stop: Callable[[], None], reload: Callable[[], None] | None = None) 
     before: dict[Any, Any] = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # a supervisor blocks it until now
     try:
+        raise_if_interrupted()
         yield
     finally:
         for number, handler in before.items():

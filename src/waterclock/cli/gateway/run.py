@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from waterclock.cli.terminal.common import Common
 from waterclock.cli.terminal.log_format import LoggedOutput, LogOptions
 from waterclock.cli.terminal.output import Output
+from waterclock.work.running.signals import raise_if_interrupted
 
 if TYPE_CHECKING:
     from waterclock.gateway.supervisor import Supervisor
@@ -79,6 +80,7 @@ def _signals(supervisor: Supervisor) -> Generator[None]:
         number: signal.signal(number, lambda *_, act=act: act()) for number, act in handlers.items()
     }
     try:
+        raise_if_interrupted()
         yield
     finally:
         for number, handler in before.items():
