@@ -58,10 +58,9 @@ other-types: setup
 contracts: setup
 	@$(BIN)/lint-imports
 
-# Else each process that needs them first compiles the same at the same time: the kernels 45 s, the tests ten seconds.
+# Else each process that needs them first compiles the same at the same time, for 45 s.
 compiled: setup
 	@$(BIN)/python scripts/compile-kernels || [ $$? = 2 ]  # without a C compiler, Numba compiles the kernels
-	@$(BIN)/python -m pytest -p tests.support.importing --collect-only --quiet >/dev/null || true  # the run says what is wrong
 
 format: setup ## Rewrite the files in the house style
 	@$(BIN)/ruff format .

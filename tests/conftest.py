@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 import pytest
+from execnet import XSpec
 from hypothesis import settings
 from tests.support.catalogues import sqlite_with_catalogue
+from tests.support.forked_workers import fork_workers
 from tests.support.s3 import S3Server
 from tests.support.services import Service, running_service
 from xdist.remote import Producer
@@ -128,6 +130,10 @@ def pytest_collection_finish() -> None:
 def pytest_xdist_auto_num_workers() -> int | None:
     """Two more than there are processors, since tests often wait: for servers, for leases, for streams."""
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else (os.cpu_count() or 1) + 2
+
+
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[XSpec]) -> None:
+    fork_workers(config, specs)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling | None:
