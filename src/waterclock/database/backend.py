@@ -21,7 +21,7 @@ from waterclock._support.urls import redacted, shown
 from waterclock.database.deadlines import ANSWERS_WITHIN, LONGEST_STATEMENT, SLACK, watch_pool
 from waterclock.database.driver_fast_path import DirectConnectionPool
 from waterclock.database.engines.database_url import DIALECTS, parse_url
-from waterclock.database.engines.explicit_updates import explicit_compiler
+from waterclock.database.engines.explicit_updates import compile_explicitly
 from waterclock.database.engines.sqlite import SqliteDialect
 from waterclock.database.engines.sqlite_file import file_of
 from waterclock.database.failures import failure
@@ -76,7 +76,7 @@ class Backend:
             # For callers who run statements of their own, with a pool of its own: connections that they hold never
             # delay our calls.
             self.engine = self.dialect.create_engine(self.url)
-            self.engine.dialect.statement_compiler = explicit_compiler(self.engine.dialect.statement_compiler)
+            compile_explicitly(self.engine.dialect)
             self.engine.update_execution_options(compiled_cache=COMPILED)
             wrap_unwritable(self.engine)
             if self.dialect.name != "sqlite":  # no network lies between

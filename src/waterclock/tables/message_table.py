@@ -268,7 +268,8 @@ class MessageTable:
             handling, or while it backs off, adds another. ``"done"``: until it is acked or dead.
         on_conflict
             ``"existing"`` (default): the waiting message is left unchanged. ``"replace"``: it gets the payload, the
-            time and all other values of the new message, but keeps its id. A leased message is left unchanged.
+            time and all other values of the new message, but keeps its id, and its values of columns with a default
+            that the new message omits. A leased message is left unchanged.
         closes_group
             Whether the group ends with this message: once it and all before it are gone, the exclusive group is
             released from its consumer, as by `groups.close`. Later messages of the group may go to any consumer. A

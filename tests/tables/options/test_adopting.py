@@ -299,6 +299,27 @@ def test_columns_may_have_the_names_of_what_a_claim_adds_to_rows(
     assert [one.columns for _ in range(2) for one in table.receive(2)] == [values] * 4
 
 
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+def test_a_callers_own_connection_takes_columns_with_the_names_of_parameters(
+    make_table: Callable[..., MessageTable], groups: Any
+) -> None:
+    values = {name: number for number, name in enumerate(("by", "seqs", "ids", "why", "of", "new_at", "now"))}
+    table = make_table(columns=dict.fromkeys(values, "bigint"), groups=groups)
+    row: dict[str, Any] = {"group": "g", **values} if groups else values
+    engine = sa.create_engine(table.context.backend.url)
+    with engine.begin() as own:
+        table.put("old", unique="k", connection=own, **row)
+        table.put("new", unique="k", on_conflict="replace", connection=own, **row)
+        cancelled = table.put("cancelled", connection=own, **row)
+    [one] = table.receive(1)
+    assert (one.payload, one.columns) == ("new", values)
+    with engine.begin() as own:
+        one.ack(connection=own)
+        assert table.cancel(cancelled, "why", connection=own) == 1
+    engine.dispose()
+    assert (table.stats().acked, table.stats().cancelled) == (1, 1)
+
+
 def test_payloads_may_be_bytes(database: Database) -> None:
     dialect = database.backend.dialect.name
     kinds = {

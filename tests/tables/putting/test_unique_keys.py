@@ -117,6 +117,21 @@ def test_many_are_put_with_their_keys_at_once(orders: MessageTable) -> None:
     assert orders.put("6", unique="named") == 1000
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_replacement_that_omits_a_column_with_a_default_keeps_its_value(
+    make_table: MakeTable, database: Database, *, at_once: bool
+) -> None:
+    table = make_table(columns={"note": "text"})
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("ALTER TABLE orders ADD COLUMN region VARCHAR(9) NOT NULL DEFAULT 'eu'"))
+    table = database.table("orders")
+    key = {"unique": "k", "on_conflict": "replace"}
+    rows = [{"payload": "a", "region": "us", "note": "n", **key}, {"payload": "b", **key}]
+    for some in [rows] if at_once else [[row] for row in rows]:
+        table.put_many(some)
+    assert [(one.payload, one.columns) for one in table.receive()] == [("b", {"region": "us", "note": None})]
+
+
 @pytest.mark.parametrize("id_type", ["text", "uuid"])
 def test_a_key_finds_ids_of_every_type(make_table: MakeTable, id_type: str) -> None:
     table = make_table(id_type=id_type)

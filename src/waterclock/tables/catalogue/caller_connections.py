@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from waterclock.database.backend import Backend
+from waterclock.database.engines.explicit_updates import compile_explicitly
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue.borrowing import Borrowing
 
@@ -65,6 +66,7 @@ class CallerConnections:
         ours = self._backend.dialect.name
         if not isinstance(connection, sa.Connection) or kinds.get(name := connection.dialect.name, name) != ours:
             raise InvalidArgumentError(f"connection must be to {self._backend.name}, got {_kind(connection)}")
+        compile_explicitly(connection.dialect)
         return connection
 
 

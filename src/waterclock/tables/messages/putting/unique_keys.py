@@ -87,7 +87,7 @@ def put_keyed(context: TableContext, connection: SqlConnection, prepared: Prepar
             stands = by_key.get(key.text)
             if isinstance(stands, dict):
                 if key.replaces:
-                    stands.update({name: value for name, value in row.items() if name != "id"})
+                    stands.update({name: value for name, value in row.items() if name != "id" and value is not OMITTED})
             elif key.text in waiting:
                 stands = waiting[key.text]
                 is_there = not key.replaces or _replace(context, connection, stands, row, held[key.text])
