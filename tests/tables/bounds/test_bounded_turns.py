@@ -179,6 +179,20 @@ def test_neither_a_turn_nor_a_pause_is_in_the_past_when_it_is_written(table: Mes
     assert now <= min(turn, due_at)
 
 
+def test_the_turn_of_a_row_is_computed_after_earlier_rows_were_written(table: MessageTable, database: Database) -> None:
+    """The write of a row may take long, for example because of another transaction's lock."""
+    table.put_many([{"payload": "x", "group": f"{each}"} for each in range(KEYS)] * 2)
+    assert len(table.receive(KEYS)) == KEYS
+    run(
+        database,
+        "CREATE TRIGGER written BEFORE UPDATE ON waterclock_message_keys FOR EACH ROW BEGIN"
+        " IF NEW.turn < @written THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'the turn is in the past'; END IF;"
+        " SET @written = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6)) * 1000; END",
+    )
+    with database.begin() as claim:
+        give_turns(table.context, claim, {(f"{each}", 0): KeyState(1, 1, 1) for each in range(KEYS)}, last=1)
+
+
 @pytest.mark.usefixtures("written")
 def test_the_search_for_the_last_turn_passes_no_earlier_ones(table: MessageTable, database: Database) -> None:
     table.put_many([{"payload": "x", "group": "a"}] * 2)

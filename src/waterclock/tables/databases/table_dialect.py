@@ -308,7 +308,7 @@ class TableDialect(ABC):
         columns: Sequence[sa.Column[int]],
         same: Mapping[str, int],
         least: Mapping[str, sa.ColumnElement[int]],
-    ) -> sa.Update:
+    ) -> sa.Insert:
         """Change rows that the transaction has locked: set ``columns`` to their own values, and others to ``same``.
 
         The rows are bound in the list ``changes``: the rest of the key after ``value``, and then the values. A column

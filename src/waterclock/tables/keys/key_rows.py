@@ -351,7 +351,7 @@ def _changing(context: TableContext, columns: tuple[str, ...], same: tuple[tuple
 
 
 @built_once(maxsize=256)
-def _changing_all(context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]) -> sa.Update:
+def _changing_all(context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]) -> sa.Insert:
     least = dict.fromkeys(_BOUNDED, written_at(context))
     changed = [message_keys.c[name] for name in columns]
     return context.sql.change_listed(context.table_id, _key(), changed, dict(same), least)

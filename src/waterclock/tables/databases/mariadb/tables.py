@@ -339,7 +339,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         columns: Sequence[sa.Column[int]],
         same: Mapping[str, int],
         least: Mapping[str, sa.ColumnElement[int]],
-    ) -> sa.Update:
+    ) -> sa.Insert:
         """Change rows by a JSON text."""
         return change_listed(value, key, columns, same, least)
 
