@@ -274,7 +274,8 @@ class MessageTable:
             Whether the group ends with this message: once it and all before it are gone, the exclusive group is
             released from its consumer, as by `groups.close`. Later messages of the group may go to any consumer. A
             message is gone if it was acked, cancelled, dropped after it expired, dead-lettered, moved or deleted. A
-            message that is acked by id, dead-lettered or deleted before any claim has seen it closes nothing.
+            message that is acked by id, dead-lettered or deleted before any claim has seen it closes nothing; one that
+            is cancelled does.
         connection
             A SQLAlchemy Connection or Session, Django's ``connection``, or a DB-API connection of the database's
             driver, whose transaction contains the put: a commit delivers the message, a rollback discards it. If the

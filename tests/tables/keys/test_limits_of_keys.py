@@ -49,6 +49,23 @@ def test_all_consumers_together_have_no_more_messages_of_a_key_than_its_limit(
     assert database.table("orders").receive() == []
 
 
+def test_a_claim_during_which_the_clock_is_set_forward_takes_no_message_twice(
+    limited: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = claim_keyed._KeyedClaim._claim
+
+    def claim_and_set_clock(*args: Any) -> None:
+        claim(*args)
+        clock.move("1h")
+
+    monkeypatch.setattr(claim_keyed._KeyedClaim, "_claim", claim_and_set_clock)
+    _put(limited, "a0", "a1", "b0", "a2")
+    claimed = limited.receive()
+    assert [(one.payload, one.epoch) for one in claimed] == [("a0", 1), ("b0", 1), ("a1", 1)]
+    assert limited.ack(claimed) == 3
+    assert payloads(limited) == ["a2"]
+
+
 def test_an_ack_makes_room_for_the_next_message_of_a_key(limited: MessageTable) -> None:
     _put(limited, "a0", "a1", "a2", "a3")
     first, _ = limited.receive()

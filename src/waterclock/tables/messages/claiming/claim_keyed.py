@@ -251,7 +251,9 @@ class _KeyedClaim:
             members = seen
             if any(row.seq is None for row in members):  # others have locked some: behind these may be more
                 members = self._connection.execute(locking, values).all()
-            found[values["key"], -values["priority"]] += sorted(members, key=attrgetter("time_next", "seq"))
+            # If the clock was set forward during this claim, leases that it has just begun seem to have ended.
+            others = [row for row in members if row.claim_id != self._wanted.claim_id]
+            found[values["key"], -values["priority"]] += sorted(others, key=attrgetter("time_next", "seq"))
         return found, max(turn[0][0] for turn in rows[len(asked) :])
 
     def _hand_out(self, rows: Sequence[Any]) -> dict[int, int]:
