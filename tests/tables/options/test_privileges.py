@@ -19,6 +19,7 @@ import waterclock as wc
 from waterclock._support.moments import replaced
 from waterclock.errors import ForbiddenError
 from waterclock.tables.consumers import subscription
+from waterclock.tables.databases.postgresql.unrouted_keys import last_drawn
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
 
@@ -223,11 +224,16 @@ def test_a_consumer_of_groups_or_keys_needs_their_state(roles: Roles, title: str
     for granted in ("PostgreSQL", f"PostgreSQL, {title}"):
         roles.grant(granted, "consumer")
     received: list[str] = []
-    with roles.table("consumer").subscribe() as deliveries:
+    own = roles.table("consumer")
+    own.nack(own.receive(), "0s")
+    with own.subscribe() as deliveries:
         for _ in range(3):
             with next(deliveries) as delivery:
                 received.append(delivery.payload)
-    assert received == ["0", "1", "2"]
+    assert sorted(received) == ["0", "1", "2"]
+    if title == "with keys":
+        with own.context.backend.engine.connect() as connection:
+            assert connection.execute(sa.select(last_drawn(own.context.rows))).scalar_one() > 3
 
 
 @pytest.mark.parametrize("roles", ["postgresql"], indirect=True)

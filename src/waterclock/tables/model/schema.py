@@ -202,8 +202,9 @@ def message_rows(
             sa.SmallInteger,
             "0",
             doc="In a table with groups or keys: 1 once a consumer has assigned the message's place or recorded its"
-            " key; 0 before, and after a change by plain SQL (on PostgreSQL, 2 after such a change). In a table"
-            " without groups: 2 if the message was put or changed with a time in the past.",
+            " key; 0 before, and after a later change of the message's time, priority, group or key (on PostgreSQL, at"
+            " least 2 after such a change). In a table without groups: 2 if the message was put or changed with a time"
+            " in the past.",
         ),
         sa.Column(
             "ack_held_at",

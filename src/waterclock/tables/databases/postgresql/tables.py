@@ -42,7 +42,7 @@ from waterclock.tables.databases.postgresql.newest_versions import (
     place_in,
 )
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
-from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_SQL, CHANGED, block_of
+from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_SQL, CHANGED, DRAWN_SQL, block_of
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES, Key, LongKey, TableDialect
 from waterclock.tables.model.claims.bounds import LATE_BY
@@ -143,15 +143,17 @@ _GROUP_TRIGGERS = (
 )
 _KEYS = [
     (
-        f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, 'VARCHAR(255)')} STORED NOT NULL",
+        f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, 'VARCHAR(255)')} STORED NOT NULL,"
+        " ALTER COLUMN routed TYPE BIGINT",
         'DROP TRIGGER "~late" ON %(table)s',
         *INDEXES,
         # Not in the form of the other indexes, one of which a planner would search that believes few messages unacked.
         index_of_unrouted(f"({BLOCK_SQL}), ", UNACKED_SQL),
         f"""
-        CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
+        CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql
+        SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$  -- roles that change messages may not draw numbers
         BEGIN
-            NEW.routed := {CHANGED};
+            NEW.routed := {DRAWN_SQL};
             RETURN NEW;
         END $$""",
         """

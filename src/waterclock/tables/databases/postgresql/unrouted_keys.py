@@ -3,6 +3,9 @@
 The index is ordered by blocks of ``seq``, the number of a row, and within a block by key. A search begins at a lower
 bound. So the search skips the entries of earlier messages, which remain while a transaction holds an old snapshot. If
 many messages of one key wait, the search finds the other keys without reading all these messages.
+
+A routed message becomes unrouted again if a statement, such as a nack, may make it due earlier. A trigger then draws
+another number from the sequence of ``seq`` and keeps it in ``routed``, so the message stands where a new one would.
 """
 
 from __future__ import annotations
@@ -18,21 +21,44 @@ BLOCK_BITS = 10
 """So many seqs together (2^10) that a million messages of one key are passed in a thousand steps, and so few that
 stepping over their entries takes less time than a claim's other searches."""
 
-CHANGED = 2  # the value of ``routed`` of a message that was routed, and that a statement moved forward since
-CHANGED_BLOCK = 1 << 52  # the place of all these, behind every seq
+CHANGED = 2
+"""The value of ``routed`` of a message that was changed so after it was routed, if a consumer has it. Otherwise the
+value is greater: the number that was drawn."""
+CHANGED_BLOCK = 1 << 52  # the place of messages with `CHANGED`, behind every number
 
-BLOCK_SQL = f"CASE WHEN routed = {CHANGED} THEN {CHANGED_BLOCK} ELSE seq >> {BLOCK_BITS} END"
+BLOCK_SQL = (
+    f"CASE WHEN routed = {CHANGED} THEN {CHANGED_BLOCK}"
+    f" ELSE CASE WHEN routed > {CHANGED} THEN routed ELSE seq END >> {BLOCK_BITS} END"
+)
 """The first column of the index, for DDL."""
+
+DRAWN_SQL = f"""CASE WHEN NEW.claim_id IS NULL
+            THEN GREATEST({CHANGED + 1}, nextval(pg_get_serial_sequence(CAST(TG_RELID::regclass AS text), 'seq')))
+            ELSE {CHANGED} END"""
+"""The value of ``routed`` of a message that may be due earlier than before, for a trigger."""
+
+_LAST_DRAWN = """(
+    SELECT CASE WHEN has_sequence_privilege(seqs, 'SELECT') THEN COALESCE(pg_sequence_last_value(seqs), 0) END
+    FROM CAST(pg_get_serial_sequence('"%s"', 'seq') AS regclass) AS seqs)"""
 
 _Place = tuple[sa.ColumnElement[Any], ...]
 
 
 def block_of(rows: sa.FromClause) -> sa.ColumnElement[int]:
     """Return the first column of the index."""
-    seqs = rows.c.seq.op(">>", return_type=sa.BigInteger())(sa.literal_column(str(BLOCK_BITS)))
-    changed = rows.c.routed == sa.literal_column(str(CHANGED))
-    block = sa.literal_column(str(CHANGED_BLOCK), sa.BigInteger)
-    return Grouping(sa.case((changed, block), else_=seqs))
+    routed, changed = rows.c.routed, sa.literal_column(str(CHANGED))
+    number = Grouping(sa.case((routed > changed, routed), else_=rows.c.seq))
+    block = number.op(">>", return_type=sa.BigInteger())(sa.literal_column(str(BLOCK_BITS)))
+    return Grouping(sa.case((routed == changed, sa.literal_column(str(CHANGED_BLOCK), sa.BigInteger)), else_=block))
+
+
+def last_drawn(rows: sa.Table) -> sa.ColumnElement[int]:
+    """Return the last number drawn, even if the transaction is in progress; NULL if the role may not see it.
+
+    A transaction has an id before it draws a number: a trigger assigns it before an INSERT, and the lock of the row
+    before an UPDATE fires its triggers.
+    """
+    return sa.literal_column(_LAST_DRAWN % rows.name, sa.BigInteger)  # the name needs no escapes
 
 
 def _place(rows: sa.FromClause) -> _Place:

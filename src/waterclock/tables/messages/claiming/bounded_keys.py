@@ -1,8 +1,8 @@
 """Lower bounds of index searches in a table whose keys take turns: for new messages, next turns and sleeping keys.
 
 A search for new messages begins at a ``seq``, the number of a row: all messages with a lower number are routed. If a
-later change may make a routed message due earlier, a trigger marks the message, and the index lists it after all
-numbers. These bounds need a database that tells which transactions a snapshot sees (`TableDialect.seen_by`).
+later change may make a routed message due earlier, a trigger makes the message unrouted, with a new number. These
+bounds need a database that tells which transactions a snapshot sees (`TableDialect.seen_by`).
 
 MariaDB hides the ids of transactions. There, the bounds advance like those of `bounded_rows`, and that of new messages
 is a second, in which the clock stood when the message was put, or changed.
@@ -21,7 +21,7 @@ from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
-from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS, CHANGED_BLOCK
+from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS, CHANGED_BLOCK, last_drawn
 from waterclock.tables.keys import turn_ranges
 from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
 from waterclock.tables.keys.turn_levels import (
@@ -38,7 +38,6 @@ from waterclock.tables.keys.turn_levels import (
 from waterclock.tables.messages.claiming.bounded_levels import times_of
 from waterclock.tables.messages.claiming.bounded_rows import begins_search
 from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, Snapshot
-from waterclock.tables.model.schema import PARTITIONED, not_acked
 
 
 def advance_keys(context: TableContext) -> None:
@@ -55,10 +54,12 @@ def advance_keys(context: TableContext) -> None:
     marks = bound.needs_mark or any(bounds.needs_mark(UNASSIGNED) for bounds in all_bounds)
     values = {"start": search.low >> BLOCK_BITS, "marks": marks, **values_of(turns, sleeping)}
     found = context.backend.alone(lambda own: own.execute(_looking(context), values).one(), durable=False)
-    # Not beyond the last message. Without a message, all that made the bound advance were purged.
-    last = search.known if found.newest is None else max(search.known, found.newest + 1)
-    end = last >> BLOCK_BITS if found.block is None else min(found.block, last >> BLOCK_BITS)
-    bound.found_nothing(search, end << BLOCK_BITS, Snapshot(found.now, found.oldest, found.mark))
+    if found.drawn is not None and found.drawn + 1 < search.known:  # the numbers were set back
+        bound.reset()
+    elif found.drawn is not None:
+        last = (found.drawn + 1) >> BLOCK_BITS  # later messages draw greater numbers
+        end = last if found.block is None else min(found.block, last)
+        bound.found_nothing(search, end << BLOCK_BITS, Snapshot(found.now, found.oldest, found.mark))
     reached.groups.note(turns, found)
     times = {ASLEEP: found.asleep, PACED: found.paced}
     facts = {"now": found.now, "oldest": found.oldest, "mark": found.mark, "of_unassigned": None}
@@ -126,19 +127,16 @@ def _looking_in_pairs(context: TableContext, known: int) -> sa.Select[*tuple[Any
 
 @built_once(maxsize=256)
 def _looking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    rows, block = context.rows, context.sql.block_of(context.rows)
+    block = context.sql.block_of(context.rows)
     its = is_unrouted(context), of_any_key(context), block < sa.literal_column(str(CHANGED_BLOCK))
     first = sa.select(block).where(*its).order_by(block).limit(1)
-    newest = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
-    if rows.info.get(PARTITIONED):
-        newest = newest.where(not_acked(rows))  # otherwise each day of acked messages is scanned
     oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean), context.rows)
     return sa.select(
         context.backend.now_sql().label("now"),
         oldest.label("oldest"),
         mark.label("mark"),
         first.scalar_subquery().label("block"),
-        newest.scalar_subquery().label("newest"),
+        last_drawn(context.rows).label("drawn"),
         times_of(firsts_of(context)).label("firsts"),
         unknown_level(context).label("of_unassigned"),
         first_of(context, ASLEEP).label("asleep"),
