@@ -127,6 +127,12 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(GC_THRESHOLD, 20, 20)
 
 
+@pytest.hookimpl(trylast=True)  # after pytest has looked for garbage in all that the tests left
+def pytest_unconfigure() -> None:
+    # It looks once more when it ends, for another second.
+    gc.freeze()
+
+
 def pytest_xdist_auto_num_workers() -> int | None:
     """Two more than there are processors, since tests often wait: for servers, for leases, for streams."""
     return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else (os.cpu_count() or 1) + 2

@@ -8,6 +8,7 @@ a small program here, which sends its standard streams to the process that forks
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import queue
@@ -161,4 +162,5 @@ if __name__ == "__main__":
     forking = _Forking(socket.socket(fileno=controller), socket.socket(fileno=listener))
     code = pytest.main([*arguments, "-n0"], plugins=[forking])
     forking.end()
-    sys.exit(code)
+    atexit._run_exitfuncs()
+    os._exit(code)  # Python would first take every object apart, for a second
