@@ -16,7 +16,7 @@ from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
 from waterclock.tables.keys import turn_ranges
 from waterclock.tables.keys.key_rows import KeyState, _first_due, give_turns, last_turns, put_off
-from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED
+from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED, lows_of
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_keys, bounded_rows
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
@@ -144,15 +144,21 @@ def test_the_highest_priority_goes_first_even_if_no_bound_of_it_is_known(table: 
 
 
 def test_more_priorities_than_have_bounds_are_served(table: MessageTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_ranges, "_MOST_KNOWN", 2)
+    monkeypatch.setattr(turn_ranges, "MOST_KNOWN", 2)
     for priority in range(5):
         table.put(str(priority), group="a", priority=priority)
         table.put(str(priority), group="a", priority=priority)
     assert [one.payload for one in table.receive(5)] == ["4", "4", "3", "3", "2"]
     for _ in range(3):
         advance_keys(table.context)
-    monkeypatch.undo()  # the other priorities have got no bounds that were not searched for
+    assert len(table.context.reached.groups.of_unassigned()) == lows_of(table.context).known == 2
     assert [one.payload for one in table.receive(10)] == ["2", "1", "1", "0", "0"]
+    table.context.reached.routed.reset()
+    table.put_many([{"payload": "x", "group": "a", "priority": 7}] * 2)
+    [_] = table.receive(1)
+    monkeypatch.setattr(bounds, "UNUSED_FOR", -1.0)
+    advance_keys(table.context)
+    assert -7 in table.context.reached.groups.of_unassigned()  # it has the place of one that is not used
 
 
 def test_turns_are_found_after_the_clock_was_set_back(table: MessageTable) -> None:

@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.catalogue.context import TableContext
 
-_MOST_KNOWN = 8
-"""Levels up to which searches begin at bounds: each is a range, and each number of them a statement."""
+MOST_KNOWN = 8
+"""Levels that have bounds: each is a range of a search, and each number of them a statement."""
 
 
 def by_index(name: str) -> str:
@@ -32,7 +32,7 @@ def first_of(
 
 def known_of(context: TableContext, lows: dict[int, int]) -> dict[int, int]:
     """Return the levels at whose bounds searches begin, with these."""
-    return lows if context.backend.has_own_clock and len(lows) <= _MOST_KNOWN else {}
+    return lows if context.backend.has_own_clock else {}
 
 
 def values_of(lows: Mapping[int, int]) -> dict[str, int]:

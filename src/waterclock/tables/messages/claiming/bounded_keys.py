@@ -103,9 +103,10 @@ def _advance_in_pairs(context: TableContext) -> None:
     facts = {"now": (began or found[0].now) - LATE_BY - WRITTEN_WITHIN, "oldest": None, "mark": None}
     firsts = sleeping.firsts(sleeping.unassigned, [one.sleeping for one in found], waits=began is None)
     reached.sleeping.note(sleeping, SimpleNamespace(firsts=firsts, of_unassigned=None, **facts))
-    if len(known) == len(turns.priorities):
-        firsts = turns.firsts(turns.unassigned, [one.turns for one in found], waits=began is None)
-        reached.groups.note(turns, SimpleNamespace(firsts=firsts, of_unassigned=found[1].level, **facts))
+    firsts = turns.firsts(turns.unassigned, [one.turns for one in found], waits=began is None)
+    reached.groups.note(turns, SimpleNamespace(firsts=firsts, of_unassigned=None, **facts))
+    if found[1].level is not None:
+        reached.groups.learn(UNASSIGNED, found[1].level, most=turn_ranges.MOST_KNOWN)
 
 
 @built_once(maxsize=256)

@@ -217,10 +217,10 @@ class GroupBounds:
         bound = self._bounds.get((who, priority))
         return MIN_NS if bound is None else bound.value
 
-    def learn(self, who: str, priority: int) -> None:
-        """Begin a bound if a priority is new."""
+    def learn(self, who: str, priority: int, most: int | None = None) -> None:
+        """Begin a bound if a priority is new, unless ``most`` priorities that are in use have bounds."""
         if (who, priority) not in self._bounds:
-            self._add(who, priority)
+            self._add(who, priority, most or MOST_PRIORITIES)
 
     def _search(self, me: str, start: Callable[[ProvenBound], BoundedSearch]) -> GroupSearch:
         bounds = self._bounds
@@ -257,13 +257,13 @@ class GroupBounds:
         bounds = {priority: ProvenBound(MIN_NS, value, checked) for priority, value in values.items()}
         self._bounds |= {(UNASSIGNED, priority): bound for priority, bound in bounds.items()}
 
-    def _add(self, who: str, priority: int) -> None:
+    def _add(self, who: str, priority: int, most: int) -> None:
         bounds, now = self._bounds, moments.monotonic()
         owners, priorities = {owner for owner, _ in bounds}, {known for _, known in bounds}
         if len(owners | {who}) > MOST_OWNERS:
             self._bounds = {}
             return
-        if len(priorities | {priority}) > MOST_PRIORITIES:
+        if len(priorities | {priority}) > most:
             unused = [one for one in priorities if now - self._found_at.get(one, 0.0) > UNUSED_FOR]
             if not unused:
                 return
