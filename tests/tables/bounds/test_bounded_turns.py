@@ -13,10 +13,13 @@ from tests.tables.plans import pages
 from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.databases.mariadb import leased_keys
+from waterclock.tables.databases.mariadb.leased_keys import begin_of, slot_of
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
 from waterclock.tables.keys import turn_ranges
+from waterclock.tables.keys.key_limits import counting, in_flight
 from waterclock.tables.keys.key_rows import KeyState, _first_due, give_turns, last_turns, put_off
-from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED, lows_of
+from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, LEASED, PACED, lows_of
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_keys, bounded_rows
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
@@ -221,3 +224,156 @@ def test_the_search_for_the_first_due_message_passes_no_ended_leases(table: Mess
         values = {"key": "a", "priority": 0, "low": now, "until": now + 1}
         assert connection.execute(_first_due(table.context), values).all() == []
     assert pages(database, *seen[0]) < ROUNDS
+
+
+def set_leased_since(database: Database, sql: str) -> None:
+    """Run a statement that sets slots of leased messages, which a trigger otherwise prevents."""
+    with database.backend.engine.begin() as connection:
+        trigger = connection.exec_driver_sql("SHOW CREATE TRIGGER orders_moved").one()[2]
+        connection.exec_driver_sql("DROP TRIGGER orders_moved")
+        connection.exec_driver_sql(sql)
+        connection.exec_driver_sql(trigger.replace("%", "%%"))
+
+
+def slots(database: Database) -> list[int | None]:
+    with database.backend.engine.connect() as connection:
+        return list(connection.exec_driver_sql("SELECT leased_since FROM orders ORDER BY seq").scalars())
+
+
+@pytest.fixture
+def limited(make_table: Callable[..., MessageTable]) -> MessageTable:
+    """Make a table of which a key may have one leased message, with one that is leased and one that waits."""
+    limited = make_table(limit={"group": 1}, payload="text", ack_wait="1h")
+    limited.put_many([{"payload": name, "group": "a"} for name in ("first", "second")])
+    assert [one.payload for one in limited.receive()] == ["first"]
+    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased.reset()  # the tests set earlier slots
+    return limited
+
+
+def in_flight_of(limited: MessageTable) -> int:
+    """Count the leased messages of the key as a claim does, without the advance of the bound that precedes it."""
+    with limited.context.backend.snapshot() as connection:
+        return 1 - in_flight(limited.context, connection, ["a"], 1).free["a"]
+
+
+@pytest.mark.usefixtures("written")
+def test_a_count_of_leased_messages_passes_no_earlier_leases(limited: MessageTable, database: Database) -> None:
+    run(database, "INSERT INTO orders (message, group_id, consumer) SELECT 'x', 'a', 'c' FROM seq_1_to_400")
+    set_leased_since(database, "UPDATE orders SET claim_id = 1, leased_since = 5 WHERE consumer = 'c'")
+    run(database, "UPDATE orders SET time_acked = 1 WHERE consumer = 'c'")
+    while limited.context.reached.sleeping.low(UNASSIGNED, LEASED) <= begin_of(5):
+        advance_keys(limited.context)
+    with statements_of(database.backend, "slot_0") as seen, database.backend.snapshot() as connection:
+        [(statement, values)] = counting(limited.context, ["a"])
+        assert [row.leased for row in connection.execute(statement, values) if row.key] == [1]
+    with statements_of(database.backend, "json_table") as seen_of_turns:
+        assert limited.receive() == []
+    assert max(pages(database, *one) for one in seen + seen_of_turns) < 2 * ROUNDS
+
+
+@pytest.mark.parametrize("slot", ["0", *(f"leased_since {moved}" for moved in ("- 99", "- 32", "- 1", "+ 99"))])
+@pytest.mark.parametrize("has_bound", [False, True])
+def test_a_limit_counts_leases_of_any_age(
+    limited: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch, slot: str, *, has_bound: bool
+) -> None:
+    monkeypatch.setattr(leased_keys, "_KEPT", 10**9)  # otherwise it would get the current slot
+    set_leased_since(database, f"UPDATE orders SET leased_since = {slot} WHERE leased_since > 0")  # noqa: S608  # ours
+    if has_bound:
+        advance_keys(limited.context)
+    assert [limited.receive() for _ in range(3)] == [[]] * 3
+    run(database, "UPDATE orders SET time_acked = 1 WHERE leased_since IS NOT NULL")
+    assert [one.payload for one in limited.receive()] == ["second"]
+
+
+@pytest.mark.parametrize("change", ["time_acked = 1", "claim_id = NULL"])
+def test_an_ack_that_is_rolled_back_holds_the_bound_of_leases_up(
+    limited: MessageTable, database: Database, change: str
+) -> None:
+    set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 9 WHERE leased_since > 0")
+    [slot, _] = slots(database)
+    with database.backend.engine.connect() as other:
+        other.exec_driver_sql(f"UPDATE orders SET {change}")  # noqa: S608  # ours
+        for _ in range(3):
+            advance_keys(limited.context)
+        other.rollback()
+    assert slot is not None
+    assert slot_of(limited.context.reached.sleeping.low(UNASSIGNED, LEASED)) <= slot
+
+
+def test_a_message_that_remains_leased_gets_the_current_slot(limited: MessageTable, database: Database) -> None:
+    [slot, _] = slots(database)
+    assert slot is not None
+    set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
+    advance_keys(limited.context)
+    assert slots(database)[0] in range(slot, slot + 10)
+    assert limited.receive() == []
+
+
+def test_a_message_that_remains_leased_keeps_its_slot_while_it_is_locked(
+    limited: MessageTable, database: Database
+) -> None:
+    set_leased_since(database, "UPDATE orders SET leased_since = 7 WHERE leased_since > 0")
+    with database.backend.engine.begin() as other:
+        other.exec_driver_sql("UPDATE orders SET priority = priority").close()
+        advance_keys(limited.context)
+    assert slots(database) == [7, None]
+    assert limited.receive() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "is_renewed"),
+    [("time_next = time_next + 1", True), ("claim_id = 7", True), ("leased_since = 3", True), ("priority = 3", False)],
+)
+def test_a_change_of_a_lease_sets_its_slot(
+    limited: MessageTable, database: Database, change: str, *, is_renewed: bool
+) -> None:
+    del limited
+    set_leased_since(database, "UPDATE orders SET leased_since = 7 WHERE leased_since > 0")
+    run(database, f"UPDATE orders SET {change} WHERE leased_since > 0")  # noqa: S608  # ours
+    [slot, _] = slots(database)
+    assert slot is not None
+    assert (slot != 7) == is_renewed
+
+
+@pytest.mark.parametrize("change", ["time_acked = 1", "claim_id = NULL"])
+def test_a_message_that_is_not_leased_has_no_slot(limited: MessageTable, database: Database, change: str) -> None:
+    del limited
+    run(database, f"UPDATE orders SET {change}, leased_since = 3")  # noqa: S608  # ours
+    run(database, "INSERT INTO orders (message, leased_since, claim_id, time_acked) VALUES ('x', 3, 1, 1)")
+    assert slots(database) == [None] * 3
+
+
+def test_a_new_process_begins_at_the_bound_of_leases(
+    limited: MessageTable, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "SAVE_EVERY", 0.0)
+    advance_keys(limited.context)
+    limited.context.sweeps.due_at = 0
+    assert limited.receive() == []
+    mine, fresh = limited.context.reached.sleeping, connect().table("orders").context.reached.sleeping
+    assert 0 < fresh.low(UNASSIGNED, LEASED) <= mine.low(UNASSIGNED, LEASED)
+
+
+def test_a_limit_is_exact_after_the_clock_was_set_back(limited: MessageTable, database: Database) -> None:
+    """The lease of another process is then behind the bound, and the clock, too."""
+    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased.value = limited.context.backend.now() + 3_600_000_000_000
+    set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
+    assert in_flight_of(limited) == 1
+
+
+def test_a_limit_is_exact_after_the_clock_was_set_back_and_caught_up(limited: MessageTable, database: Database) -> None:
+    """While this process was stopped, another one leased a message with a slot before the bound."""
+    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased.value = limited.context.backend.now() - 1_000_000_000
+    set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
+    limited.context.reached.advanced_at -= 7.0
+    assert in_flight_of(limited) == 1
+
+
+def test_a_limit_is_exact_after_the_clock_was_set_back_a_little(limited: MessageTable, database: Database) -> None:
+    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased.value = limited.context.backend.now()
+    set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 3 WHERE leased_since > 0")
+    assert in_flight_of(limited) == 1

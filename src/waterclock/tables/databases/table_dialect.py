@@ -151,7 +151,7 @@ class TableDialect(ABC):
         return sa.literal_column("0", sa.BigInteger)
 
     def leased_key(self, rows: sa.Table) -> sa.ColumnElement[str]:
-        """Return the key of a message in the form of the index of leased messages."""
+        """Return the key of a message in the form of the index of leased messages, unless it begins with slots."""
         return self.few(rows.c[MESSAGE_KEY])
 
     @abstractmethod

@@ -14,14 +14,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock._support import moments
 from waterclock.database.driver_fast_path import Asked, execute_all
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.mariadb import leased_keys
 from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED_BLOCK
 from waterclock.tables.groups.group_state import is_out
-from waterclock.tables.model.schema import not_acked
+from waterclock.tables.keys.turn_levels import LEASED
+from waterclock.tables.model.claims.bounds import UNASSIGNED
+from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 from waterclock.time import MAX_NS
 
 NO_KEY = ""  # the key of messages without one, which are not limited
@@ -45,18 +49,32 @@ class InFlight:
 
 def in_flight(context: TableContext, connection: SqlConnection, keys: Collection[str], most: int) -> InFlight:
     """Count the messages of keys; ``most`` bounds the results."""
-    asked = counting(context, keys)
-    return free_places(context, keys, execute_all(connection, asked), most)
+    return free_places(context, connection, keys, execute_all(connection, counting(context, keys)), most)
 
 
 def counting(context: TableContext, keys: Collection[str]) -> list[Asked]:
     """Return the statement that counts the messages of keys in flight; without a limit, none."""
     limited = sorted(set(keys).difference([NO_KEY]))
-    return [(_counts(context), {"keys": limited})] if limited and context.options.limit is not None else []
+    if not limited or context.options.limit is None:
+        return []
+    return [(_counts(context), {"keys": limited, **leased_from(context)})]
 
 
-def free_places(context: TableContext, keys: Collection[str], counted: Sequence[SqlRows], most: int) -> InFlight:
-    """Return how many messages of keys a consumer may get, from the result of `counting`; ``most`` bounds it."""
+def leased_from(context: TableContext) -> dict[str, Any]:
+    """Return the parameters of searches for leased messages, if these begin at constants."""
+    if not context.sql.begins_at_constants:
+        return {}
+    bound = context.reached.sleeping.low(UNASSIGNED, LEASED)
+    return leased_keys.values_of(bound, context.backend.now_about())
+
+
+def free_places(
+    context: TableContext, connection: SqlConnection, keys: Collection[str], counted: Sequence[SqlRows], most: int
+) -> InFlight:
+    """Return how many messages of keys a consumer may get, from the result of `counting`; ``most`` bounds it.
+
+    They are counted again if they may have been counted from a bound that is no longer true.
+    """
     room, free = dict.fromkeys(keys, most), dict.fromkeys(keys, most)
     lapsed: dict[tuple[str, int], int] = {}
     firsts: dict[tuple[str, int], tuple[int, int]] = {}
@@ -65,7 +83,10 @@ def free_places(context: TableContext, keys: Collection[str], counted: Sequence[
         return InFlight(room, free, lapsed, firsts)
     leased = dict.fromkeys(set(keys).difference([NO_KEY]), 0)
     active = dict(leased)
-    for row in chain.from_iterable(counted):
+    rows = [*chain.from_iterable(counted)]
+    while context.sql.begins_at_constants and not _is_trusted(context, rows):
+        rows = [*chain.from_iterable(execute_all(connection, counting(context, keys)))]
+    for row in rows:
         if row.key in leased:
             leased[row.key] += row.leased
             active[row.key] += row.leased - int(row.lapsed)
@@ -79,6 +100,19 @@ def free_places(context: TableContext, keys: Collection[str], counted: Sequence[
     return InFlight(room, free, lapsed, firsts)
 
 
+def _is_trusted(context: TableContext, counted: Sequence[Any]) -> bool:
+    """Return whether the bound of a count is true; otherwise forget it, so that the next count reads all leases."""
+    reached = context.reached
+    bound = reached.sleeping.of_unassigned().get(LEASED)
+    if bound is None or bound.value == bound.lowest:
+        return True
+    is_set_back = any(row.leased < bound.value for row in counted if row.key is None)
+    is_old = moments.monotonic() - reached.advanced_at > leased_keys.TRUSTED_FOR
+    if is_set_back or is_old:
+        bound.reset()
+    return not (is_set_back or is_old)
+
+
 def is_leased(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a message is leased or its lease has lapsed, in the form of the index of these."""
     rows = context.rows
@@ -90,7 +124,8 @@ def is_leased(context: TableContext) -> sa.ColumnElement[bool]:
 @built_once(maxsize=256)
 def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.CompoundSelect[Any, Any, Any, Any]:
     rows = context.rows
-    key = context.sql.leased_key(rows)
+    by_slots = context.sql.begins_at_constants
+    key = rows.c[MESSAGE_KEY] if by_slots else context.sql.leased_key(rows)
     has_lapsed = sa.case((rows.c.time_next <= context.backend.now_sql(), 1), else_=0)
     leased, lapsed = sa.func.count().label("leased"), sa.func.coalesce(sa.func.sum(has_lapsed), 0).label("lapsed")
     firsts = [
@@ -98,6 +133,12 @@ def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.Compoun
         for name, column in (("first_end", rows.c.time_next), ("first_seq", rows.c.seq))
     ]
     found = sa.select(key.label("key"), rows.c.priority, leased, lapsed, *firsts).group_by(key, rows.c.priority)
+    if by_slots:  # with a row of the current time, which is behind the bound if the clock was set back
+        found = found.with_hint(rows, leased_keys.index_of(rows, "leased"))
+        found = found.where(leased_keys.is_leased(), context.sql.any_of(key, "keys"), is_out(rows))
+        none = sa.literal_column("0")
+        clock = sa.select(sa.null(), sa.null(), context.backend.now_sql(), none, none, none)
+        return sa.union_all(found, clock)
     if not context.sql.is_bounded:
         return found.where(context.sql.any_of(key, "keys"), is_out(rows))
     its = message_keys.c
@@ -135,6 +176,8 @@ def has_claimable(
     if limit is None:
         return sa.true()
     rows = context.rows
+    if context.sql.begins_at_constants:
+        return (key == NO_KEY) | _has_free_place(rows, limit, key, level, context.backend.now_sql())
     # Both in this form: SQLite does not use the index for a comparison with a column of texts.
     its = [context.sql.leased_key(rows) == context.sql.few(key), is_leased(context)]
     of_level = rows.c.priority == -level, rows.c.time_next >= message_keys.c.gap_to
@@ -146,3 +189,16 @@ def has_claimable(
     active = leased.where(rows.c.time_next > context.backend.now_sql()).scalar_subquery()
     lapsed = sa.exists().where(*its, *of_level, rows.c.time_next <= context.backend.now_sql())
     return (key == NO_KEY) | (leased.scalar_subquery() < limit) | (lapsed & (active < limit))
+
+
+def _has_free_place(
+    rows: sa.Table, limit: int, key: sa.ColumnElement[str], level: sa.ColumnElement[int], now: sa.ColumnElement[int]
+) -> sa.ColumnElement[bool]:
+    """Return the condition that is `has_claimable`, by a search that begins at the slots of leased messages."""
+    listed = leased_keys.listed(rows, rows.c[MESSAGE_KEY] == key)
+    leased, is_active = sa.func.count(rows.c.seq), rows.c.time_next > now
+    lapsed, active = (
+        sa.func.count(sa.case((which, 1))) for which in (~is_active & (rows.c.priority == -level), is_active)
+    )
+    found = sa.select((leased < limit) | ((lapsed > 0) & (active < limit))).select_from(listed)
+    return found.with_hint(rows, leased_keys.index_of(rows, "leased")).correlate(message_keys).scalar_subquery()

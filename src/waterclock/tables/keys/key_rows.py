@@ -32,7 +32,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import LongKey
 from waterclock.tables.groups.settled_values import written_at
 from waterclock.tables.keys.execute_together import Search, execute_together
-from waterclock.tables.keys.key_limits import has_claimable
+from waterclock.tables.keys.key_limits import has_claimable, leased_from
 from waterclock.tables.keys.locking_search import LockingSearch, lock_found, locking_search
 from waterclock.tables.keys.turn_levels import (
     ASLEEP,
@@ -119,7 +119,7 @@ def next_turns(
     that meets the condition ``where``.
     """
     lows = lows_of(context)
-    values = {"count": count, "from": level, **lows.values}
+    values = {"count": count, "from": level, **lows.values, **leased_from(context)}
     rows = lock_found(connection, [_next_turns(context, where, lows.known)], values)
     return {(row.message_key, row.level): row for row in rows}
 

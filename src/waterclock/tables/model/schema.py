@@ -271,8 +271,9 @@ ACKED_DAY = "acked_day"  # the column that determines a row's partition on Maria
 MESSAGE_KEY = "message_key"
 """The generated column of a table whose keys take turns or are limited: a message's key, empty if it has none."""
 
-LEASED_KEY = "leased_key"
-"""The generated column of such a table on MariaDB: the key of a message that a consumer has; otherwise NULL."""
+LEASED_SINCE = "leased_since"
+"""The column of such a table on MariaDB: the slot of time in which a message's lease was set; NULL if it is not leased.
+A trigger sets it."""
 
 UNROUTED_SINCE = "unrouted_since"
 """The column of such a table on MariaDB: the second since 1970 in which the message was put, or was changed in a way
@@ -281,7 +282,7 @@ that may concern its key; NULL once a consumer has recorded its key, or once it 
 LATE_PRIORITY, LATE_DUE = LATE = "late_priority", "late_time_next"
 """The generated columns of a table without groups and keys on MariaDB: those of a late message, NULL in all others."""
 
-_UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_KEY, UNROUTED_SINCE, *LATE)
+_UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_SINCE, UNROUTED_SINCE, *LATE)
 """Columns that only some tables have, and that are not the user's."""
 
 _ARGUMENTS = ("self", "payload", "at", "delay", "group", "connection", "unique", "unique_until", "on_conflict")

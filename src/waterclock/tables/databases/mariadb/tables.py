@@ -15,9 +15,10 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
-from waterclock.tables.databases.mariadb import adopting
+from waterclock.tables.databases.mariadb import adopting, leased_keys
 from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
+from waterclock.tables.databases.mariadb.leased_keys import index_of
 from waterclock.tables.databases.mariadb.listed_rows import change_listed, delete_listed
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.mariadb.unrouted_keys import SINCE_SQL, SINCE_START, since
@@ -32,7 +33,7 @@ from waterclock.tables.model.schema import (
     LATE,
     LATE_DUE,
     LATE_PRIORITY,
-    LEASED_KEY,
+    LEASED_SINCE,
     MESSAGE_KEY,
     SEQ_INDEX,
     UNROUTED_SINCE,
@@ -78,7 +79,9 @@ _IF_LATE = f"""
         END IF;"""
 # INSERT IGNORE, and a session without strict mode, replace NULL by 0 only after the trigger.
 _SINCE = f"""
-        SET NEW.{UNROUTED_SINCE} = IF(NEW.routed <=> 1 OR NEW.time_acked IS NOT NULL, NULL, {SINCE_SQL});"""
+        SET NEW.{UNROUTED_SINCE} = IF(NEW.routed <=> 1 OR NEW.time_acked IS NOT NULL, NULL, {SINCE_SQL});
+        SET NEW.{LEASED_SINCE} =
+            IF(NEW.claim_id IS NULL OR NEW.time_acked IS NOT NULL, NULL, {leased_keys.SINCE_SQL});"""
 # Our own updates always change the claim if they change anything that matters to a group.
 _GROUP_TRIGGER = """
     CREATE OR REPLACE TRIGGER %(moved)s BEFORE UPDATE ON %(table)s FOR EACH ROW
@@ -103,19 +106,22 @@ _KEY_TRIGGER = f"""
         END IF;
         SET NEW.{UNROUTED_SINCE} =
             IF(NEW.routed = 1 OR NEW.time_acked IS NOT NULL, NULL, COALESCE(OLD.{UNROUTED_SINCE}, {SINCE_SQL}));
+        SET NEW.{LEASED_SINCE} = CASE
+            WHEN NEW.time_acked IS NOT NULL OR NEW.claim_id IS NULL THEN NULL
+            WHEN NEW.{LEASED_SINCE} = OLD.{LEASED_SINCE} AND NEW.claim_id <=> OLD.claim_id
+                AND NEW.time_next = OLD.time_next THEN OLD.{LEASED_SINCE}
+            ELSE {leased_keys.SINCE_SQL} END;
     END"""  # noqa: S608  # constants
 _BYTEWISE = "CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
 _KEYS = [
     (
         f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, f'VARCHAR(255) {_BYTEWISE}')} STORED,"
-        f" ADD COLUMN {LEASED_KEY} VARCHAR(255) {_BYTEWISE} GENERATED ALWAYS AS"
-        f" (CASE WHEN time_acked IS NULL AND claim_id IS NOT NULL THEN {MESSAGE_KEY} END) STORED,"
-        f" ADD COLUMN {UNROUTED_SINCE} BIGINT,"
+        f" ADD COLUMN {UNROUTED_SINCE} BIGINT, ADD COLUMN {LEASED_SINCE} BIGINT,"
         # The server would read all due messages by the first one, and sort them.
         f" DROP INDEX %(next)s, DROP INDEX %(late_index)s, DROP COLUMN {LATE_PRIORITY}, DROP COLUMN {LATE_DUE},"
         # A search that finds no unacked message of a key ends at its finished ones, not at those of all later keys.
         f" ADD INDEX %(key)s ({MESSAGE_KEY}, priority, time_acked, time_next, seq),"
-        f" ADD INDEX %(leased)s ({LEASED_KEY}, priority, time_next),"
+        f" ADD INDEX %(leased)s ({LEASED_SINCE}, {MESSAGE_KEY}, priority, time_next, seq),"
         f" ADD INDEX %(unrouted)s ({UNROUTED_SINCE}, {MESSAGE_KEY}, priority, time_next)",
         _KEY_TRIGGER,
     )
@@ -188,9 +194,7 @@ class MariadbTables(ClaimsInSteps, TableDialect):
 
     def by_unrouted_index(self, found: FoundRows, rows: sa.FromClause) -> FoundRows:
         """Name the index: with statistics from before messages were put or routed, the server reads all of them."""
-        table = rows.element if isinstance(rows, sa.Alias) else rows
-        assert isinstance(table, sa.Table)  # noqa: S101  # of messages
-        return found.with_hint(rows, f"FORCE INDEX (`{table.name}_unrouted_idx`)")
+        return found.with_hint(rows, index_of(rows, "unrouted"))
 
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Create the indexes and triggers of an existing SQL table."""
@@ -249,10 +253,6 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
         """Return the key itself: the server has no indexes by expressions."""
         return key
-
-    def leased_key(self, rows: sa.Table) -> sa.ColumnElement[str]:
-        """Return the column that is NULL in other messages, in place of a partial index."""
-        return sa.literal_column(LEASED_KEY, rows.c[MESSAGE_KEY].type)
 
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:
         """Turn a user's SQL table into one as by `create`, without `equip`; ``present`` are its columns."""

@@ -22,7 +22,10 @@ SINCE_START = "GREATEST(0, TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))) * 100
 """How long the statement has taken: SYSDATE() is the current time, and the others the start of the statement, which may
 have waited for a lock. They are not compared in the session's time zone, in which an hour repeats in autumn."""
 
-SINCE_SQL = f"({NOW} + {SINCE_START}) DIV {_SECOND}"
+CLOCK_SQL = f"({NOW} + {SINCE_START})"
+"""The current time for triggers, ns."""
+
+SINCE_SQL = f"{CLOCK_SQL} DIV {_SECOND}"
 """The second in which a message becomes unrouted, for triggers."""
 
 MOST_PASSED = 16

@@ -20,12 +20,15 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.mariadb import leased_keys
+from waterclock.tables.databases.mariadb.leased_keys import begin_of, index_of, slot_of
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
 from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS, CHANGED_BLOCK, last_drawn
 from waterclock.tables.keys import turn_ranges
 from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
 from waterclock.tables.keys.turn_levels import (
     ASLEEP,
+    LEASED,
     PACED,
     first_of,
     firsts_of,
@@ -38,6 +41,7 @@ from waterclock.tables.keys.turn_levels import (
 from waterclock.tables.messages.claiming.bounded_levels import times_of
 from waterclock.tables.messages.claiming.bounded_rows import begins_search
 from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, Snapshot
+from waterclock.time import MIN_NS
 
 
 def advance_keys(context: TableContext) -> None:
@@ -70,8 +74,8 @@ class _FoundByKeys:
     """The result of `_looking_in_pairs` for these levels."""
 
     def __init__(self, levels: Sequence[int], row: Any) -> None:
-        self.now, self.second, *firsts = row
-        self.sleeping = _found_of((ASLEEP, PACED), firsts)
+        self.now, self.second, slot, *firsts = row
+        self.sleeping = _found_of((ASLEEP, PACED), firsts) | ({} if slot is None else {LEASED: begin_of(slot)})
         self.turns = _found_of(levels, firsts[2:])
         self.level = max((one for one in firsts[2 + len(levels) :] if one is not None), default=None)
 
@@ -82,10 +86,18 @@ def _found_of(places: Sequence[int], firsts: Sequence[int | None]) -> dict[int, 
 
 def _advance_in_pairs(context: TableContext) -> None:
     reached = context.reached
+    if context.options.limit is not None:
+        reached.sleeping.learn(UNASSIGNED, LEASED)
     search = reached.routed.begin()
     turns, sleeping = (bounds.begin(UNASSIGNED) for bounds in (reached.groups, reached.sleeping))
     known = turn_ranges.known_of(context, lows_of_search(turns))
-    values = {"start": search.low, **of_states(lows_of_search(sleeping)), **turn_ranges.values_of(known)}
+    lows = lows_of_search(sleeping)
+    values = {
+        "start": search.low,
+        "slot": slot_of(lows.get(LEASED, MIN_NS)),
+        **of_states(lows),
+        **turn_ranges.values_of(known),
+    }
 
     def look(connection: SqlConnection) -> _FoundByKeys:
         return _FoundByKeys(sorted(known), connection.execute(_looking_in_pairs(context, len(known)), values).one())
@@ -103,10 +115,19 @@ def _advance_in_pairs(context: TableContext) -> None:
     facts = {"now": (began or found[0].now) - LATE_BY - WRITTEN_WITHIN, "oldest": None, "mark": None}
     firsts = sleeping.firsts(sleeping.unassigned, [one.sleeping for one in found], waits=began is None)
     reached.sleeping.note(sleeping, SimpleNamespace(firsts=firsts, of_unassigned=None, **facts))
+    first = found[1].sleeping.get(LEASED)
+    if first is not None and leased_keys.is_old(slot_of(first), found[1].now):
+        context.backend.transact(lambda own: _renew(context, own, slot_of(first)), durable=False)
     firsts = turns.firsts(turns.unassigned, [one.turns for one in found], waits=began is None)
     reached.groups.note(turns, SimpleNamespace(firsts=firsts, of_unassigned=None, **facts))
     if found[1].level is not None:
         reached.groups.learn(UNASSIGNED, found[1].level, most=turn_ranges.MOST_KNOWN)
+
+
+def _renew(context: TableContext, connection: sa.Connection, slot: int) -> None:
+    seqs = connection.scalars(leased_keys.lock_first(context.rows), {"slot": slot}).all()
+    if seqs:
+        connection.execute(leased_keys.move(context.rows), {"seqs": seqs})
 
 
 @built_once(maxsize=256)
@@ -117,8 +138,13 @@ def _looking_in_pairs(context: TableContext, known: int) -> sa.Select[*tuple[Any
     level, turn = message_keys.c.level, message_keys.c.turn
     turns = [sa.select(turn).where(has_turn(context), one) for one in turn_ranges.of_known(known)]
     levels = [sa.select(level).where(has_turn(context), one) for one in turn_ranges.of_others(known)]
+    slot = leased_keys.since()
+    leased = sa.select(slot).select_from(context.rows).with_hint(context.rows, index_of(context.rows, "leased"))
+    leased = leased.where(slot >= sa.bindparam("slot", type_=sa.BigInteger)).order_by(slot).limit(1)
+    is_limited = context.options.limit is not None
     columns = [
         new,
+        leased.scalar_subquery() if is_limited else sa.null(),
         *(first_of(context, state) for state in (ASLEEP, PACED)),
         *(turn_ranges.first_of(context, one, level, turn, index="turn") for one in (*turns, *levels)),
     ]

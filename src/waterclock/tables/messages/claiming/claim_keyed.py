@@ -16,9 +16,10 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import columns_read
+from waterclock.tables.databases.mariadb import leased_keys
 from waterclock.tables.databases.table_dialect import adapted
 from waterclock.tables.keys.execute_together import Search, execute_together
-from waterclock.tables.keys.key_limits import NO_KEY, InFlight, counting, free_places, is_leased
+from waterclock.tables.keys.key_limits import NO_KEY, InFlight, counting, free_places, is_leased, leased_from
 from waterclock.tables.keys.key_rates import KeyRates
 from waterclock.tables.keys.key_routing import route_keys
 from waterclock.tables.keys.key_rows import (
@@ -138,7 +139,7 @@ class _KeyedClaim:
         rates = KeyRates(context.options.rate_of_a_key, ours, self._now)
         paused = rates.paused(places)
         places = [place for place in places if place not in paused]
-        flying = free_places(context, {key for key, _ in places}, counted, self._room)
+        flying = free_places(context, connection, {key for key, _ in places}, counted, self._room)
         self._left.update(place for place in places if not flying.has_claimable(place))
         states = {place: _state_of(place, row, flying) for place, row in begun.items()}
         dealt, lapsed = self._share({place: row.had for place, row in begun.items()}, places, flying, rates)
@@ -241,6 +242,8 @@ class _KeyedClaim:
                 if count:
                     state = states[place]
                     lapsed_from = {"lapsed_from": max(state.gap_to, state.leased_from), "lapsed_seq": state.leased_seq}
+                    if of_lapsed:
+                        lapsed_from |= leased_from(self._context)
                     starts = {"low": state.first_at} | (lapsed_from if of_lapsed else {})
                     asked.append((statement, {**of_messages(place), "count": count, **starts}))
                     again.append(_next_messages(*of, of_lapsed=of_lapsed, locks=True))
@@ -309,7 +312,8 @@ def _next_messages(
     If ``locks``, the search itself locks them, and so finds those behind messages that others have locked.
     """
     rows, now = context.rows, context.backend.now_sql()
-    key = context.sql.leased_key(rows) if of_lapsed else rows.c[MESSAGE_KEY]
+    by_slots = of_lapsed and context.sql.begins_at_constants
+    key = context.sql.leased_key(rows) if of_lapsed and not by_slots else rows.c[MESSAGE_KEY]
     chosen = [rows.c.time_next <= now, *([] if where is None else [where])]
     if of_lapsed:
         lapsed_from = sa.bindparam("lapsed_from", type_=sa.BigInteger)
@@ -328,11 +332,15 @@ def _next_messages(
         .order_by(rows.c.time_next, rows.c.seq)
         .limit(sa.bindparam("count", type_=sa.Integer))
     )
-    if locks:
-        return found.with_for_update(skip_locked=True)
 
     def search(source: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
-        return found if source is rows else adapted(source, rows)(found.with_only_columns(rows.c.seq))
+        seen = found if source is rows else adapted(source, rows)(found.with_only_columns(rows.c.seq))
+        if not by_slots:
+            return seen
+        return seen.where(leased_keys.is_leased()).with_hint(source, leased_keys.index_of(source, "leased"))
+
+    if locks:
+        return search(rows).with_for_update(skip_locked=True)
 
     still = sa.and_(not_acked(rows), *of_place(rows, rows.c[MESSAGE_KEY]), *chosen)
     return context.sql.lock_free(rows, search, still)
