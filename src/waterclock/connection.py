@@ -252,7 +252,8 @@ class Database(Closing):
             get the same share.
         columns
             Further columns: names, each with ``"bigint"``, ``"double"``, ``"boolean"``, ``"text"``, ``"bytes"``,
-            ``"json"`` or a SQLAlchemy type.
+            ``"json"`` or a SQLAlchemy type. Names of our columns and of arguments of a put, and those that begin with
+            ``waterclock_``, are refused.
         id_type
             ``"bigint"`` (the database generates missing ones), ``"text"`` or ``"uuid"`` (version 7).
         payload

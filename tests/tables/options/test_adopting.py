@@ -203,7 +203,7 @@ def test_values_reach_columns_with_odd_names(database: Database) -> None:
     assert [one.columns for one in table.receive(10)] == [odd] * 5
 
 
-@pytest.mark.parametrize("column", ["at", "group", "unique", "self", "acked_day", "Priority"])
+@pytest.mark.parametrize("column", ["at", "group", "unique", "self", "acked_day", "Priority", "waterclock_now"])
 def test_a_column_whose_name_waterclock_uses_is_refused_with_the_remedy(database: Database, column: str) -> None:
     quoted = database.backend.engine.dialect.identifier_preparer.quote_identifier(column)
     make_documents(database, DOCUMENTS.replace("region", quoted))

@@ -170,9 +170,12 @@ def test_a_delay_without_end_is_the_largest_time(orders: MessageTable) -> None:
 
 
 @pytest.mark.one_database
-def test_no_further_column_is_named_as_an_argument(make_table: Callable[..., MessageTable]) -> None:
-    with pytest.raises(InvalidArgumentError, match="that Waterclock does not use itself, got 'delay'"):
-        make_table(columns={"delay": "bigint"})
+@pytest.mark.parametrize("name", ["delay", "waterclock_now", "Waterclock_x"])
+def test_no_further_column_is_named_as_an_argument_or_with_our_prefix(
+    make_table: Callable[..., MessageTable], name: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"that Waterclock does not use itself, got '{name}'"):
+        make_table(columns={name: "bigint"})
 
 
 def test_an_id_that_was_drawn_is_never_drawn_again(make_table: Callable[..., MessageTable]) -> None:

@@ -22,8 +22,8 @@ from waterclock.tables.model.schema import (
     INTERNAL_COLUMNS,
     LATE,
     OWN_COLUMNS,
-    RESERVED,
     check_table_name,
+    is_reserved,
     message_rows,
     user_columns,
 )
@@ -156,8 +156,8 @@ def _check_names(table: str, columns: Collection[str], *, is_folding: bool) -> N
     """
     for column in columns:
         as_ours = column.lower() if is_folding else column
-        is_reserved = column in RESERVED and column not in LATE  # those may be of an interrupted adoption
-        if not column or is_reserved or (as_ours in OWN_COLUMNS and column not in OWN_COLUMNS):
+        is_refused = is_reserved(column) and column not in LATE  # those may be of an interrupted adoption
+        if not column or is_refused or (as_ours in OWN_COLUMNS and column not in OWN_COLUMNS):
             raise SchemaError(
                 f"cannot adopt {table!r}: Waterclock uses the name {as_ours!r} itself. Rename your column {column!r}"
             )

@@ -27,7 +27,8 @@ from waterclock.time import MAX_NS, MIN_NS
 IdItem = sa.Identity | sa.DefaultClause  # column options by which a database generates ids
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
-_RESERVED = ("waterclock_", "sqlite_", "pg_")
+_OURS = "waterclock_"
+_RESERVED = (_OURS, "sqlite_", "pg_")
 
 
 class Bytes(sa.LargeBinary):
@@ -128,7 +129,7 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
     """Build columns from a user's dict: names, each with one of our type names or a SQLAlchemy type."""
     made: list[sa.Column[Any]] = []
     for name, kind in (columns or {}).items():
-        if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or name in RESERVED:
+        if not _NAME.fullmatch(str(name)) or name in OWN_COLUMNS or is_reserved(name):
             raise InvalidArgumentError(
                 f"columns must have valid names that Waterclock does not use itself, got {quoted(name)}"
             )
@@ -287,8 +288,15 @@ _UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_SINCE, UNROUTED_SINCE, *LATE)
 
 _ARGUMENTS = ("self", "payload", "at", "delay", "group", "connection", "unique", "unique_until", "on_conflict")
 
-RESERVED = (*_ARGUMENTS, *_UNSEEN)
-"""Names that no column of a user may have, in addition to `OWN_COLUMNS`: most are arguments of a put."""
+_RESERVED_COLUMNS = (*_ARGUMENTS, *_UNSEEN)
+
+
+def is_reserved(column: str) -> bool:
+    """Return whether no column of a user may have this name, in addition to `OWN_COLUMNS`.
+
+    Most of these names are arguments of a put. Those with our prefix name values that our statements add to a row.
+    """
+    return column in _RESERVED_COLUMNS or column.lower().startswith(_OURS)
 
 
 def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) -> sa.Table:
