@@ -10,14 +10,16 @@ from tests.support.statements import statements_of
 from tests.tables.options.plain_sql import run
 from tests.tables.plans import pages
 
+from waterclock._support import moments
 from waterclock.connection import Database
+from waterclock.database.driver_fast_path import execute_all
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.databases.mariadb import leased_keys
 from waterclock.tables.databases.mariadb.leased_keys import begin_of, slot_of
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
 from waterclock.tables.keys import turn_ranges
-from waterclock.tables.keys.key_limits import counting, in_flight
+from waterclock.tables.keys.key_limits import counting, free_places, in_flight
 from waterclock.tables.keys.key_rows import KeyState, _first_due, give_turns, last_turns, put_off
 from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, LEASED, PACED, lows_of
 from waterclock.tables.message_table import MessageTable
@@ -25,6 +27,7 @@ from waterclock.tables.messages.claiming import bounded_keys, bounded_rows
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
 from waterclock.tables.model.claims import bounds
 from waterclock.tables.model.claims.bounds import UNASSIGNED
+from waterclock.time import MIN_NS
 
 pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
@@ -344,15 +347,38 @@ def test_a_message_that_is_not_leased_has_no_slot(limited: MessageTable, databas
     assert slots(database) == [None] * 3
 
 
-def test_a_new_process_begins_at_the_bound_of_leases(
+def test_another_process_does_not_trust_a_bound_of_leases(
     limited: MessageTable, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It cannot know whether the clock was set back since, or whether the table had a limit all the time."""
     monkeypatch.setattr(bounds, "SAVE_EVERY", 0.0)
     advance_keys(limited.context)
     limited.context.sweeps.due_at = 0
     assert limited.receive() == []
     mine, fresh = limited.context.reached.sleeping, connect().table("orders").context.reached.sleeping
-    assert 0 < fresh.low(UNASSIGNED, LEASED) <= mine.low(UNASSIGNED, LEASED)
+    assert fresh.low(UNASSIGNED, LEASED) == MIN_NS < mine.low(UNASSIGNED, LEASED)
+    assert fresh.low(UNASSIGNED, ASLEEP) > MIN_NS
+
+
+def test_a_limit_that_is_removed_and_set_again_is_exact(
+    limited: MessageTable, connect: Callable[..., Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "SAVE_EVERY", 0.0)
+    set_leased_since(connect(), "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
+    monkeypatch.setattr(leased_keys, "_KEPT", 10**9)
+    advance_keys(limited.context)
+    limited.context.sweeps.due_at = 0
+    assert limited.receive() == []
+    for options in ({"limit": None, "rate": {"group": "9/s"}}, {"limit": {"group": 1}, "rate": None}):
+        limited.alter(**options)
+        limited = connect().table("orders")
+        for _ in range(2):
+            advance_keys(limited.context)
+            limited.context.sweeps.due_at = 0
+            limited.ack(limited.receive())
+    limited.put("third", group="a")
+    limited.context.reached.routed.reset()  # the bound of new messages
+    assert limited.receive() == []
 
 
 def test_a_limit_is_exact_after_the_clock_was_set_back(limited: MessageTable, database: Database) -> None:
@@ -368,7 +394,7 @@ def test_a_limit_is_exact_after_the_clock_was_set_back_and_caught_up(limited: Me
     [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
     leased.value = limited.context.backend.now() - 1_000_000_000
     set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
-    limited.context.reached.advanced_at -= 7.0
+    limited.context.reached.clock_read = stopped_for(limited, passed=7.0, shown=7.0)
     assert in_flight_of(limited) == 1
 
 
@@ -377,3 +403,42 @@ def test_a_limit_is_exact_after_the_clock_was_set_back_a_little(limited: Message
     leased.value = limited.context.backend.now()
     set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 3 WHERE leased_since > 0")
     assert in_flight_of(limited) == 1
+
+
+def test_a_limit_is_exact_after_a_process_was_stopped(limited: MessageTable, database: Database) -> None:
+    """Meanwhile, the clock was set back and caught up, and another process leased a message."""
+    assert limited.receive() == []
+    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased.value = limited.context.backend.now() - 1_000_000_000
+    set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
+    limited.context.reached.clock_read = stopped_for(limited, passed=13.0, shown=13.0)
+    assert limited.receive() == []
+
+
+@pytest.mark.parametrize("shown", [-2.0, 60.0])
+def test_the_bound_of_leases_does_not_advance_if_the_clock_was_set(
+    limited: MessageTable, database: Database, shown: float
+) -> None:
+    """The time that passed hides that the clock was set back, or set back and then forward."""
+    assert limited.receive() == []
+    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased.value = limited.context.backend.now() - 4_000_000_000
+    set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 6 WHERE leased_since > 0")
+    limited.context.reached.clock_read = stopped_for(limited, passed=4.0, shown=shown)
+    assert [limited.receive() for _ in range(3)] == [[]] * 3
+
+
+def stopped_for(table: MessageTable, *, passed: float, shown: float) -> bounds.ClockRead:
+    """Return a reading of the clock from some seconds ago, since which the clock has moved by other seconds."""
+    at = moments.monotonic() - passed
+    return bounds.ClockRead(at, at, table.context.backend.now() - int(shown * 1e9))
+
+
+def test_a_count_from_a_bound_that_another_thread_forgot_is_repeated(limited: MessageTable, database: Database) -> None:
+    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased.value = limited.context.backend.now()
+    set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
+    with limited.context.backend.snapshot() as connection:
+        counted = execute_all(connection, counting(limited.context, ["a"]))
+        leased.reset()
+        assert free_places(limited.context, connection, ["a"], counted, 1).free == {"a": 0}

@@ -103,14 +103,16 @@ def free_places(
 def _is_trusted(context: TableContext, counted: Sequence[Any]) -> bool:
     """Return whether the bound of a count is true; otherwise forget it, so that the next count reads all leases."""
     reached = context.reached
+    [clock] = [row for row in counted if row.key is None] or [None]
     bound = reached.sleeping.of_unassigned().get(LEASED)
-    if bound is None or bound.value == bound.lowest:
+    if clock is None or bound is None or not clock.lapsed:
         return True
-    is_set_back = any(row.leased < bound.value for row in counted if row.key is None)
-    is_old = moments.monotonic() - reached.advanced_at > leased_keys.TRUSTED_FOR
-    if is_set_back or is_old:
+    read, first = reached.clock_read, int(clock.lapsed)
+    is_old = read is None or moments.monotonic() - read.began > leased_keys.TRUSTED_FOR
+    if is_old or leased_keys.is_behind(clock.leased, first):
         bound.reset()
-    return not (is_set_back or is_old)
+    # Another thread may have forgotten the bound since the count.
+    return first <= leased_keys.first_slot(bound.value)
 
 
 def is_leased(context: TableContext) -> sa.ColumnElement[bool]:
@@ -133,11 +135,12 @@ def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.Compoun
         for name, column in (("first_end", rows.c.time_next), ("first_seq", rows.c.seq))
     ]
     found = sa.select(key.label("key"), rows.c.priority, leased, lapsed, *firsts).group_by(key, rows.c.priority)
-    if by_slots:  # with a row of the current time, which is behind the bound if the clock was set back
+    if by_slots:  # with a row of the current time, which is behind the bound if the clock was set back, and the bound
         found = found.with_hint(rows, leased_keys.index_of(rows, "leased"))
         found = found.where(leased_keys.is_leased(), context.sql.any_of(key, "keys"), is_out(rows))
         none = sa.literal_column("0")
-        clock = sa.select(sa.null(), sa.null(), context.backend.now_sql(), none, none, none)
+        first = sa.bindparam("leased_from", type_=sa.BigInteger)
+        clock = sa.select(sa.null(), sa.null(), context.backend.now_sql(), first, none, none)
         return sa.union_all(found, clock)
     if not context.sql.is_bounded:
         return found.where(context.sql.any_of(key, "keys"), is_out(rows))

@@ -27,7 +27,7 @@ _NAMED = 32
 """The most slots that a search names. Those before them are one range of the index, in which all keys are read."""
 
 TRUSTED_FOR = 6.0
-"""Seconds after the last search from a bound for which a count trusts it, unless the server's clock is behind it.
+"""Seconds for which a bound is trusted after the last look whether the clock was set, unless the clock is behind it.
 
 If the clock is set back, leases get slots before the bound. Once the clock has caught up, nothing tells of that."""
 
@@ -61,6 +61,16 @@ def since() -> sa.ColumnClause[int]:
     return sa.column(LEASED_SINCE, sa.BigInteger)
 
 
+def first_slot(low: int) -> int:
+    """Return the first slot that is counted, for a lower bound, ns."""
+    return max(0, slot_of(low) - _MARGIN)
+
+
+def is_behind(now: int, first: int) -> bool:
+    """Return whether the clock is behind the bound of a count whose first slot was ``first``."""
+    return slot_of(now) < first + _MARGIN
+
+
 def is_old(slot: int, now: int) -> bool:
     """Return whether a message that is still leased should get the current slot."""
     return slot < slot_of(now) - _KEPT
@@ -69,7 +79,7 @@ def is_old(slot: int, now: int) -> bool:
 def values_of(low: int, now: int) -> dict[str, Any]:
     """Return the parameters of `is_leased` and `listed`, for a lower bound and about the current time, both ns."""
     last = slot_of(now) + 1
-    first = max(0, slot_of(low) - _MARGIN)
+    first = first_slot(low)
     slots = [*range(max(first, last + 1 - _NAMED), last + 1)] or [last]
     named = {f"slot_{nth}": slots[min(nth, len(slots) - 1)] for nth in range(_NAMED)}
     return {"leased_from": first, "slots": [one for one in slots if one >= slot_of(low)], **named}

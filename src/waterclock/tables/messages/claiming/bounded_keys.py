@@ -16,6 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock._support import moments
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
@@ -40,7 +41,7 @@ from waterclock.tables.keys.turn_levels import (
 )
 from waterclock.tables.messages.claiming.bounded_levels import times_of
 from waterclock.tables.messages.claiming.bounded_rows import begins_search
-from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, Snapshot
+from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, ClockRead, Snapshot
 from waterclock.time import MIN_NS
 
 
@@ -86,8 +87,11 @@ def _found_of(places: Sequence[int], firsts: Sequence[int | None]) -> dict[int, 
 
 def _advance_in_pairs(context: TableContext) -> None:
     reached = context.reached
+    read_from = moments.monotonic()
+    began = context.backend.alone(context.sql.now_without_lock_waits, durable=False)
     if context.options.limit is not None:
-        reached.sleeping.learn(UNASSIGNED, LEASED)
+        now = context.backend.now() if began is None else began
+        _distrust(context, ClockRead(read_from, moments.monotonic(), now))
     search = reached.routed.begin()
     turns, sleeping = (bounds.begin(UNASSIGNED) for bounds in (reached.groups, reached.sleeping))
     known = turn_ranges.known_of(context, lows_of_search(turns))
@@ -102,7 +106,6 @@ def _advance_in_pairs(context: TableContext) -> None:
     def look(connection: SqlConnection) -> _FoundByKeys:
         return _FoundByKeys(sorted(known), connection.execute(_looking_in_pairs(context, len(known)), values).one())
 
-    began = context.backend.alone(context.sql.now_without_lock_waits, durable=False)
     found = [context.backend.look_at_uncommitted(look), context.backend.alone(look, durable=False)]
     if began is not None and second_of(began) < search.known:  # the server's clock was set back
         reached.routed.reset()
@@ -122,6 +125,15 @@ def _advance_in_pairs(context: TableContext) -> None:
     reached.groups.note(turns, SimpleNamespace(firsts=firsts, of_unassigned=None, **facts))
     if found[1].level is not None:
         reached.groups.learn(UNASSIGNED, found[1].level, most=turn_ranges.MOST_KNOWN)
+
+
+def _distrust(context: TableContext, read: ClockRead) -> None:
+    """Forget the bound of leased messages if the clock was set since the last look, or might have been."""
+    reached = context.reached
+    reached.sleeping.learn(UNASSIGNED, LEASED)
+    if reached.clock_read is None or not reached.clock_read.is_continued(read, leased_keys.TRUSTED_FOR):
+        reached.sleeping.of_unassigned()[LEASED].reset()
+    reached.clock_read = read  # only then, for other threads
 
 
 def _renew(context: TableContext, connection: sa.Connection, slot: int) -> None:

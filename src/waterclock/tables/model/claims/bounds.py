@@ -13,10 +13,10 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from waterclock._support import moments
-from waterclock.time import MIN_NS
+from waterclock.time import MIN_NS, NS_PER
 
 UNASSIGNED = ""  # the value of ``assigned`` for a group that any consumer may have
 
@@ -53,7 +53,23 @@ MOST_OWNERS = 100  # consumers of exclusive groups in a process that have bounds
 WRITTEN_WITHIN = 1_000_000_000
 """Within this time (ns) after a row's trigger has read the clock, the row's entries are in the indexes."""
 
+_CLOCKS_DIFFER = 1.0  # seconds by which two clocks may differ after some seconds, or because a round trip took long
+
 _ORDER = itertools.count(1)
+
+
+class ClockRead(NamedTuple):
+    """A time of the server's clock, ns, that was read between two times of the monotonic clock."""
+
+    began: float
+    ended: float
+    now: int
+
+    def is_continued(self, later: ClockRead, within: float) -> bool:
+        """Return whether the clock was not set, and at most so many seconds have passed, until a later reading."""
+        shortest, longest = later.began - self.ended, later.ended - self.began
+        passed = (later.now - self.now) / NS_PER["s"]
+        return longest <= within and longest - _CLOCKS_DIFFER <= passed <= shortest + _CLOCKS_DIFFER
 
 
 @dataclass(frozen=True, slots=True)
