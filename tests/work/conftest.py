@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
@@ -104,9 +105,17 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Generator[WeakSet[Any]]:
         known.update((made, delivery.columns["mark"]))
         return made
 
+    def recorded(*arguments: Any, **more: Any) -> logging.LogRecord:
+        record = make_record(*arguments, **more)
+        record.msg, record.args = record.getMessage(), None  # pytest keeps records, and so the frames of their errors
+        return record
+
+    make_record = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(recorded)
     monkeypatch.setattr(fetcher, "Handling", noted)
     gc.disable()
     try:
         yield known
     finally:
         gc.enable()
+        logging.setLogRecordFactory(make_record)
