@@ -313,6 +313,18 @@ def test_a_message_that_remains_leased_gets_the_current_slot(limited: MessageTab
     assert limited.receive() == []
 
 
+def test_many_messages_that_remain_leased_get_the_current_slot_soon(limited: MessageTable, database: Database) -> None:
+    """With older slots, the search for keys that are not full finds full ones, and a claim counts them all."""
+    run(database, "INSERT INTO orders (message, group_id, claim_id) SELECT 'x', 'b', 1 FROM seq_1_to_250")
+    set_leased_since(database, "UPDATE orders SET leased_since = 7 + (group_id = 'a') WHERE leased_since > 0")
+    limited.context.reached.searches_left = 0
+    advance_keys(limited.context)
+    assert [slot for slot in slots(database) if slot is not None and slot < 9] == [8]
+    assert limited.context.reached.searches_left > 0
+    advance_keys(limited.context)
+    assert min(slot for slot in slots(database) if slot is not None) > 9
+
+
 def test_a_message_that_remains_leased_keeps_its_slot_while_it_is_locked(
     limited: MessageTable, database: Database
 ) -> None:

@@ -21,7 +21,9 @@ _SLOT = 2 * NS_PER["s"]
 SINCE_SQL = f"{CLOCK_SQL} DIV {_SLOT}"
 """The slot in which a message is leased, for triggers."""
 
-_MOVED_AT_ONCE = 100  # messages that remain leased, in one transaction
+MOVED_AT_ONCE = 100  # messages that remain leased, in one transaction
+
+MOST_MOVES = 10  # such transactions in one search: a claim waits for them
 
 _NAMED = 32
 """The most slots that a search names. Those before them are one range of the index, in which all keys are read."""
@@ -95,7 +97,7 @@ def is_leased() -> sa.ColumnElement[bool]:
 def lock_first(rows: sa.Table) -> sa.Select[int]:
     """Lock some messages of the first slot from the bound on, unless others have locked them."""
     found = sa.select(rows.c.seq).where(since() == sa.bindparam("slot", type_=sa.BigInteger), not_acked(rows))
-    found = found.with_hint(rows, index_of(rows, "leased")).limit(_MOVED_AT_ONCE)
+    found = found.with_hint(rows, index_of(rows, "leased")).limit(MOVED_AT_ONCE)
     return found.with_for_update(skip_locked=True)
 
 

@@ -40,7 +40,7 @@ from waterclock.tables.keys.turn_levels import (
     values_of,
 )
 from waterclock.tables.messages.claiming.bounded_levels import times_of
-from waterclock.tables.messages.claiming.bounded_rows import begins_search
+from waterclock.tables.messages.claiming.bounded_rows import begins_search, note_claimed
 from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, ClockRead, Snapshot
 from waterclock.time import MIN_NS
 
@@ -120,7 +120,7 @@ def _advance_in_pairs(context: TableContext) -> None:
     reached.sleeping.note(sleeping, SimpleNamespace(firsts=firsts, of_unassigned=None, **facts))
     first = found[1].sleeping.get(LEASED)
     if first is not None and leased_keys.is_old(slot_of(first), found[1].now):
-        context.backend.transact(lambda own: _renew(context, own, slot_of(first)), durable=False)
+        _renew(context, slot_of(first))
     firsts = turns.firsts(turns.unassigned, [one.turns for one in found], waits=began is None)
     reached.groups.note(turns, SimpleNamespace(firsts=firsts, of_unassigned=None, **facts))
     if found[1].level is not None:
@@ -136,10 +136,21 @@ def _distrust(context: TableContext, read: ClockRead) -> None:
     reached.clock_read = read  # only then, for other threads
 
 
-def _renew(context: TableContext, connection: sa.Connection, slot: int) -> None:
-    seqs = connection.scalars(leased_keys.lock_first(context.rows), {"slot": slot}).all()
-    if seqs:
-        connection.execute(leased_keys.move(context.rows), {"seqs": seqs})
+def _renew(context: TableContext, slot: int) -> None:
+    """Move messages of a slot to the current one; the next search follows soon, because later slots may be old, too."""
+
+    def move_some(connection: sa.Connection) -> int:
+        seqs = connection.scalars(leased_keys.lock_first(context.rows), {"slot": slot}).all()
+        if seqs:
+            connection.execute(leased_keys.move(context.rows), {"seqs": seqs})
+        return len(seqs)
+
+    for _ in range(leased_keys.MOST_MOVES):
+        count = context.backend.transact(move_some, durable=False)
+        if count:
+            note_claimed(context)
+        if count < leased_keys.MOVED_AT_ONCE:
+            return
 
 
 @built_once(maxsize=256)
