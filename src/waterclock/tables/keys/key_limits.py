@@ -3,6 +3,8 @@
 A message is in flight from its claim until the ack, the nack or the next claim. When a lease ends, the count does not
 change, because the consumer may extend the lease at the same moment. The message is then claimable again, but still
 counts. So a limit is exact, whatever the clock does.
+
+MariaDB finds leased messages by a clock, so there a count checks that it was not set (`_is_trusted`).
 """
 
 from __future__ import annotations
