@@ -75,7 +75,7 @@ def free_places(
 ) -> InFlight:
     """Return how many messages of keys a consumer may get, from the result of `counting`; ``most`` bounds it.
 
-    They are counted again if they may have been counted from a bound that is no longer true.
+    If the bound of the count may be wrong, they are counted again.
     """
     room, free = dict.fromkeys(keys, most), dict.fromkeys(keys, most)
     lapsed: dict[tuple[str, int], int] = {}
@@ -105,6 +105,7 @@ def free_places(
 def _is_trusted(context: TableContext, counted: Sequence[Any]) -> bool:
     """Return whether the bound of a count is true; otherwise forget it, so that the next count reads all leases."""
     reached = context.reached
+    # Its ``leased`` is the time, and its ``lapsed`` the first slot that was counted.
     [clock] = [row for row in counted if row.key is None] or [None]
     bound = reached.sleeping.of_unassigned().get(LEASED)
     if clock is None or bound is None or not clock.lapsed:

@@ -241,10 +241,10 @@ class _KeyedClaim:
                 count = lapsed.get(place, 0) if of_lapsed else share - lapsed.get(place, 0)
                 if count:
                     state = states[place]
-                    lapsed_from = {"lapsed_from": max(state.gap_to, state.leased_from), "lapsed_seq": state.leased_seq}
+                    starts = {"low": state.first_at}
                     if of_lapsed:
-                        lapsed_from |= leased_from(self._context)
-                    starts = {"low": state.first_at} | (lapsed_from if of_lapsed else {})
+                        starts |= {"lapsed_from": max(state.gap_to, state.leased_from), "lapsed_seq": state.leased_seq}
+                        starts |= leased_from(self._context)
                     asked.append((statement, {**of_messages(place), "count": count, **starts}))
                     again.append(_next_messages(*of, of_lapsed=of_lapsed, locks=True))
         found: dict[Place, list[Any]] = {place: [] for place in shares}
