@@ -185,6 +185,7 @@ class PostgreSQL(Server):
             "unix_socket_directories": str(self.folder),
             "shared_buffers": "32MB",
             "max_connections": _CONNECTIONS,
+            "max_prepared_transactions": 5,
             "fsync": "on",
             "synchronous_commit": "on",
             "timezone": _ZONE,

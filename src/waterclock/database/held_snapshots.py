@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
+from waterclock.errors import ForbiddenError
 from waterclock.time import format_duration
 
 LONG = 300  # seconds after which an open transaction is named: shorter ones do little harm, and most reports end sooner
@@ -17,16 +18,17 @@ _NS = 1_000_000_000
 class HeldSnapshot:
     """A transaction that has been open for long."""
 
-    process: int  # number of the server's process or thread that runs it
+    process: int  # number of the server's process or thread that runs it; 0: none, because it is prepared
     seconds: int  # for how long it has been open
     user: str | None
-    program: str | None
+    program: str | None  # or the name of a prepared transaction
 
     def __str__(self) -> str:
+        holder, named = (f"process {self.process}", "program") if self.process else ("prepared transaction", "name")
         who = "".join(
-            f", {name} {quoted(value)}" for name, value in (("user", self.user), ("program", self.program)) if value
+            f", {name} {quoted(value)}" for name, value in (("user", self.user), (named, self.program)) if value
         )
-        return f"process {self.process}{who}: open for {format_duration(self.seconds * _NS)}"
+        return f"{holder}{who}: open for {format_duration(self.seconds * _NS)}"
 
 
 def held_snapshots(backend: Backend, longest: int | None = None) -> list[HeldSnapshot] | None:
@@ -41,4 +43,11 @@ def held_snapshots(backend: Backend, longest: int | None = None) -> list[HeldSna
         return None
     values = {"longest": LONG if longest is None else longest}
     with backend.snapshot() as connection:
-        return [HeldSnapshot(*row) for row in connection.execute(question, values)]
+        rows = connection.execute(question, values).all()
+    shown = [HeldSnapshot(*row) for row in rows if row.seconds is not None]
+    if rows and not shown:
+        raise ForbiddenError(
+            "the server does not show the transactions of other users. Grant the role pg_read_all_stats to the user of"
+            " this URL"
+        )
+    return shown

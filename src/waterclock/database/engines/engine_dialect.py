@@ -49,7 +49,9 @@ class EngineDialect(ABC):
 
     long_transactions: sa.TextClause | None
     """Asks for the transactions that have been open for more than ``longest`` seconds, and for which the server keeps
-    rows that were changed since: process, seconds, user and program; None if readers do not make writers slower."""
+    rows that were changed since: process, seconds, user and program. The process of a prepared transaction is 0, and
+    its program is its name. The seconds of a process that the server does not show to this user are NULL. None if
+    readers do not make writers slower."""
 
     stored_size: sa.TextClause
     """Asks for the bytes of the database, those of them that are free, and the transactions whose old versions of rows

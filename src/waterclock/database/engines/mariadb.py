@@ -175,13 +175,15 @@ class MariadbDialect(EngineDialect):
         """max_statement_time, a killed statement, or a lock wait timeout."""
         return _code(error) in _OUT_OF_TIME
 
+    # InnoDB shows times of the server's machine, whatever the time zone of the session.
     long_transactions = sa.text("""
-        SELECT trx.trx_mysql_thread_id AS process, TIMESTAMPDIFF(SECOND, trx.trx_started, NOW()) AS seconds,
-            list.user AS user, '' AS program
-        FROM information_schema.innodb_trx AS trx
-            LEFT JOIN information_schema.processlist AS list ON list.id = trx.trx_mysql_thread_id
-        WHERE trx.trx_started < NOW() - INTERVAL :longest SECOND AND trx.trx_mysql_thread_id <> CONNECTION_ID()
-        ORDER BY trx.trx_started""")
+        SELECT trx.id AS process, TIMESTAMPDIFF(SECOND, trx.started, NOW()) AS seconds, list.user AS user, '' AS program
+        FROM (
+            SELECT trx_mysql_thread_id AS id, CONVERT_TZ(trx_started, 'SYSTEM', @@time_zone) AS started
+            FROM information_schema.innodb_trx
+        ) AS trx LEFT JOIN information_schema.processlist AS list ON list.id = trx.id
+        WHERE trx.started < NOW() - INTERVAL :longest SECOND AND trx.id <> CONNECTION_ID()
+        ORDER BY trx.started""")
 
     stored_size = sa.text("""
         SELECT sum(data_length + index_length), sum(data_free),

@@ -212,15 +212,20 @@ class PostgresqlDialect(EngineDialect):
         """query_canceled, which statement_timeout raises, or lock_not_available, which lock_timeout does."""
         return getattr(error.orig, "sqlstate", None) in _OUT_OF_TIME
 
-    # A role without pg_read_all_stats sees this only for its own processes.
+    # The times of other roles' processes are NULL to a role without the privileges of pg_read_all_stats. Processes of
+    # the server have no role. Parallel workers share the snapshot of their leader.
     long_transactions = sa.text("""
-        SELECT pid AS process, CAST(extract(epoch FROM clock_timestamp() - xact_start) AS BIGINT) AS seconds,
-            usename AS "user", application_name AS program
-        FROM pg_stat_activity
-        WHERE xact_start < clock_timestamp() - make_interval(secs => :longest)
-            AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
-            AND backend_type = 'client backend' AND datname = current_database() AND pid <> pg_backend_pid()
-        ORDER BY xact_start""")
+        SELECT process, CAST(extract(epoch FROM clock_timestamp() - began) AS BIGINT) AS seconds, "user", program
+        FROM (
+            SELECT pid AS process, xact_start AS began, usename AS "user", application_name AS program
+            FROM pg_stat_activity
+            WHERE datname = current_database() AND pid <> pg_backend_pid() AND usename IS NOT NULL
+                AND (query = '<insufficient privilege>' OR backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+                AND coalesce(backend_type, '') <> 'parallel worker'
+            UNION ALL SELECT 0, prepared, owner, gid FROM pg_prepared_xacts WHERE database = current_database()
+        ) AS held
+        WHERE began IS NULL OR began < clock_timestamp() - make_interval(secs => :longest)
+        ORDER BY began""")
 
     stored_size = sa.text("SELECT pg_database_size(current_database()), NULL, NULL")
 
