@@ -107,7 +107,7 @@ def test_saved_progress_reaches_the_next_attempt(client: TestClient) -> None:
     handle = first["delivery"]
     saved = client.post(f"{ORDERS}/save", json={"delivery": handle, "progress": {"page": 2}})
     assert saved.json() == {"lease_until": saved.json()["lease_until"], "cancelled": False}
-    assert client.post(f"{ORDERS}/save", json={"delivery": handle, "progress": "x" * 64_000}).status_code == 400
+    assert client.post(f"{ORDERS}/save", json={"delivery": handle, "progress": "x" * 65_536}).status_code == 400
     client.post(f"{ORDERS}/nack", json={"deliveries": [handle], "delay": "0s"})
     [second] = receive(client)
     assert second["progress"] == {"page": 2}

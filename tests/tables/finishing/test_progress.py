@@ -66,8 +66,11 @@ def test_a_delivery_that_is_over_saves_nothing(orders: MessageTable) -> None:
     orders.put("tea")
     [delivery] = orders.receive()
     delivery.ack()
-    with pytest.raises(LeaseLostError):
+    with pytest.raises(LeaseLostError, match=r"^cannot save the progress of message 1 of table 'orders': it was acked$"):
         delivery.save(1)
+    with pytest.raises(LeaseLostError, match=r"^cannot extend message 1 of table 'orders': it was acked$"):
+        delivery.extend("1m")
+    assert not delivery.lost
 
 
 @pytest.mark.one_database
@@ -84,9 +87,13 @@ def test_progress_is_bounded(orders: MessageTable) -> None:
     orders.put("tea")
     [delivery] = orders.receive()
     delivery.save("x" * (MOST_PROGRESS - 2))
-    with pytest.raises(InvalidArgumentError, match=r"^progress must be JSON of at most 64000 bytes, got 64001$"):
+    with pytest.raises(InvalidArgumentError, match=r"^progress must be JSON of at most 65536 bytes, got 65537$"):
         delivery.save("y" * (MOST_PROGRESS - 1))
     assert len(delivery.progress) == MOST_PROGRESS - 2
+    delivery.save("時" * (MOST_PROGRESS // 3 - 1))
+    orders.nack([delivery], "0s")
+    [delivery] = orders.receive()
+    assert delivery.progress == "時" * (MOST_PROGRESS // 3 - 1)
 
 
 def test_progress_moves_to_the_dead_letters_and_back(make_table: MakeTable, database: Database) -> None:

@@ -353,6 +353,7 @@ class Delivery:
         """
         length = to_duration(duration, "duration")
         self._decide("extend")
+        self._is_over("extend")
         with explaining(self.context):
             held = acking.run(self.context, lambda own: extending.extend(self.context, own, self.leased, length))
         if held is None:
@@ -368,7 +369,7 @@ class Delivery:
         Parameters
         ----------
         progress
-            JSON of at most 64 kB. It replaces earlier progress.
+            JSON of at most 64 kB (65,536 bytes of UTF-8). It replaces earlier progress.
 
         Raises
         ------
@@ -379,6 +380,7 @@ class Delivery:
         """
         text = progress_text(progress)
         self._decide("save")
+        self._is_over("save the progress of")
         context, wait = self.context, self.context.options.ack_wait
         with explaining(context):
             held = acking.run(context, lambda own: extending.save(context, own, self.leased, text, wait), several=True)
@@ -489,7 +491,7 @@ class Delivery:
         """Stop extending the lease, even in ``with``; only the caller does."""
         self._heartbeat = False
 
-    def _is_over(self, verb: _Verb) -> bool:
+    def _is_over(self, verb: str) -> bool:
         """Return whether this verb was carried out already; raise if another one ended the delivery."""
         if self._ended_by not in (None, verb):
             raise LeaseLostError(

@@ -8,8 +8,8 @@ from typing import Any
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.model.values.json_values import check_json
 
-MOST_PROGRESS = 64_000
-"""Bytes: every claim reads it with the message, so large results belong elsewhere, and their place in the progress."""
+MOST_PROGRESS = 64 << 10
+"""Bytes of UTF-8: every claim reads it with the message, so large results belong elsewhere, and their place in the progress."""
 
 
 def progress_text(progress: Any) -> str:
@@ -18,9 +18,9 @@ def progress_text(progress: Any) -> str:
     Raises `InvalidArgumentError` if the progress is not JSON, or larger than `MOST_PROGRESS`.
     """
     check_json("progress", progress)
-    text = json.dumps(progress, separators=(",", ":"))
-    if len(text) > MOST_PROGRESS:
-        raise InvalidArgumentError(f"progress must be JSON of at most {MOST_PROGRESS} bytes, got {len(text)}")
+    text = json.dumps(progress, separators=(",", ":"), ensure_ascii=False)
+    if (size := len(text.encode())) > MOST_PROGRESS:
+        raise InvalidArgumentError(f"progress must be JSON of at most {MOST_PROGRESS} bytes, got {size}")
     return text
 
 
