@@ -301,28 +301,6 @@ class TableDialect(ABC):
         del column
         return sa.true()
 
-    def change_listed(
-        self,
-        value: int,
-        key: LongKey,
-        columns: Sequence[sa.Column[int]],
-        same: Mapping[str, int],
-        least: Mapping[str, sa.ColumnElement[int]],
-    ) -> sa.Insert:
-        """Change rows that the transaction has locked: set ``columns`` to their own values, and others to ``same``.
-
-        The rows are bound in the list ``changes``: the rest of the key after ``value``, and then the values. A column
-        gets no value below that in ``least``. Only if `waits_for_each`.
-        """
-        raise NotImplementedError
-
-    def delete_listed(self, value: int, key: LongKey) -> sa.TextClause:
-        """Delete rows that the transaction has locked; the rest of their keys is bound in the list ``places``.
-
-        Only if `waits_for_each`.
-        """
-        raise NotImplementedError
-
     def delete_keys(
         self, table: sa.Table, value: int, columns: Key, name: str, which: sa.ColumnElement[bool]
     ) -> sa.Delete | sa.TextClause:

@@ -29,6 +29,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import LOWEST, message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.mariadb.listed_rows import change_listed, delete_listed
 from waterclock.tables.databases.table_dialect import LongKey
 from waterclock.tables.groups.settled_values import written_at
 from waterclock.tables.keys.execute_together import Search, execute_together
@@ -354,7 +355,7 @@ def _changing(context: TableContext, columns: tuple[str, ...], same: tuple[tuple
 def _changing_all(context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]) -> sa.Insert:
     least = dict.fromkeys(_BOUNDED, written_at(context))
     changed = [message_keys.c[name] for name in columns]
-    return context.sql.change_listed(context.table_id, _key(), changed, dict(same), least)
+    return change_listed(context.table_id, changed, dict(same), least)
 
 
 def _key() -> LongKey:
@@ -456,7 +457,8 @@ def _deleting(context: TableContext) -> sa.Delete:
 
 @built_once(maxsize=256)
 def _deleting_all(context: TableContext) -> sa.TextClause:
-    return context.sql.delete_listed(context.table_id, _key())
+    _, *key = _key()
+    return delete_listed("places", key, _of_table(context))
 
 
 @built_once(maxsize=256)

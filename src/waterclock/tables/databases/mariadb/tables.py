@@ -19,7 +19,7 @@ from waterclock.tables.databases.mariadb import adopting, leased_keys
 from waterclock.tables.databases.mariadb.blocked_groups import blocked_groups
 from waterclock.tables.databases.mariadb.inserting import insert_new
 from waterclock.tables.databases.mariadb.leased_keys import index_of
-from waterclock.tables.databases.mariadb.listed_rows import change_listed, delete_listed
+from waterclock.tables.databases.mariadb.listed_rows import delete_listed
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.mariadb.unrouted_keys import SINCE_SQL, SINCE_START, since
 from waterclock.tables.databases.message_keys import column_of
@@ -332,33 +332,12 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         """
         return column >= sa.literal_column("0")
 
-    def change_listed(
-        self,
-        value: int,
-        key: LongKey,
-        columns: Sequence[sa.Column[int]],
-        same: Mapping[str, int],
-        least: Mapping[str, sa.ColumnElement[int]],
-    ) -> sa.Insert:
-        """Change rows by a JSON text."""
-        return change_listed(value, key, columns, same, least)
-
-    def delete_listed(self, value: int, key: LongKey) -> sa.TextClause:
-        """Delete rows by a JSON text."""
-        return delete_listed(value, key)
-
     def delete_keys(
         self, table: sa.Table, value: int, columns: Key, name: str, which: sa.ColumnElement[bool]
     ) -> sa.TextClause:
-        """Delete them one by one: a DELETE that scans a small table waits for locked rows that it does not delete.
-
-        Only an outer join makes the server begin with the names.
-        """
-        theirs = sa.and_(columns[0] == value, columns[1] == sa.literal_column("wanted.name"), which)
-        on = theirs.compile(dialect=mysql.dialect(), compile_kwargs={"literal_binds": True})
-        listed = f"JSON_TABLE(:{name}, '$[*]' COLUMNS (name {columns[1].type.compile(mysql.dialect())} PATH '$'))"
-        text = f"DELETE {table.name} FROM {listed} AS wanted LEFT JOIN {table.name} ON {on}"  # all ours
-        return sa.text(text).bindparams(sa.bindparam(name, type_=JsonList()))
+        """Delete them by a JSON text."""
+        del table  # known from the columns
+        return delete_listed(name, columns[1:], columns[0] == value, which)
 
     def of_each(
         self,
