@@ -341,6 +341,46 @@ def test_a_claim_that_does_not_return_keeps_no_slot_from_other_tables(
 
 
 @pytest.mark.one_database
+def test_messages_that_do_not_go_back_hold_up_neither_other_tables_nor_the_end(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders, mails = make_table("orders"), make_table("mails")
+    goes_back, returns = threading.Event(), threading.Event()
+    handler = Waiting()
+    put(orders, "long", "waits")
+    take = TableSubscription.take
+
+    def take_orders_late(subscription: TableSubscription, limit: int) -> list[wc.Delivery]:
+        if subscription._row.last_seen.name == "orders" and handler.began:
+            assert returns.wait(PATIENCE)
+        return take(subscription, limit)
+
+    def give_back_late(*_: Any) -> None:
+        goes_back.set()
+        assert returns.wait(PATIENCE)
+
+    monkeypatch.setattr(TableSubscription, "take", take_orders_late)
+    monkeypatch.setattr(TableSubscription, "give_back", give_back_late)
+    monkeypatch.setattr(dispatch_queue, "_MOMENT", 10**12)  # so that it claims ahead
+    monkeypatch.setattr(dispatch_queue, "_LONGEST_WAIT_IN_FLOW", 0)
+    monkeypatch.setattr(dispatch_queue, "_LONGEST_CLAIM", 0)
+    monkeypatch.setattr(worker_module, "_IDLE", 0.01)
+    monkeypatch.setattr(worker_module, "ENDING", 0.5)
+    worker = wc.Worker({orders: handler, mails: lambda _: None})
+    with running(worker) as thread:
+        try:
+            assert goes_back.wait(PATIENCE)
+            handler.go_on.set()
+            put(mails, "x")
+            until(lambda: worker.counts.done == 2)
+            worker.stop()
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+        finally:
+            returns.set()
+
+
+@pytest.mark.one_database
 def test_an_ack_that_does_not_return_keeps_no_ack_of_other_tables_waiting(
     make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:

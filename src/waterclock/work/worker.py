@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, suppress
+from functools import partial
 from typing import Any, NoReturn
 
 from waterclock._support import moments
@@ -17,6 +18,7 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, UnavailableError, WaterclockError
 from waterclock.tables.catalogue.selection import make_selection
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.databases.changes import Stop
 from waterclock.tables.model.options import check_count, check_rate
 from waterclock.tables.model.values.arguments import check_consumer
@@ -31,7 +33,7 @@ from waterclock.work.running.calling import Caller
 from waterclock.work.running.child import HandledTable
 from waterclock.work.running.processes import Processes
 from waterclock.work.running.signals import stopping_at_signals
-from waterclock.work.running.supervisor import WorkerSupervisor, give_back
+from waterclock.work.running.supervisor import WorkerSupervisor, join_each, start_each
 from waterclock.work.running.threads import HandlerThreads
 
 _SECOND = 1_000_000_000
@@ -391,10 +393,7 @@ class Worker:
             fetchers = list(self._fetchers)
         for fetcher in fetchers:
             fetcher.stop()
-        late = self._queue.close()
-        if late:
-            # In a thread of its own: supervision continues even if the database is unavailable.
-            moments.start(threading.Thread(target=give_back, args=(late,), daemon=True))
+        self._watch.give_back(self._queue.close())
 
     def _end(self) -> None:
         """End within `ENDING` seconds, even if handlers still run, or a database does not answer."""
@@ -418,13 +417,14 @@ class Worker:
                 len(ours),
                 extra=event("handlers_unfinished", count=len(ours)),
             )
-        _within(left() / 2, lambda: give_back(ours))
+        self._watch.give_back(ours)
+        self._watch.wait_until_given_back(left() / 2)
         until_recorded = moments.monotonic() + left() / 2
         with self._changing:
             writers = list(self._outcome_writers)
         recorded = [each.close(max(0.0, until_recorded - moments.monotonic())) for each in writers]
         claimed = [fetcher.join(left() / 2) for fetcher in self._fetchers]
-        _within(left() / 2, self._close_subscriptions)
+        join_each(start_each(partial(_close, fetcher.subscription) for fetcher in self._fetchers), left() / 2)
         if self._caller.loop is not None:
             self._caller.loop.close(left())
         if self._watch.processes is not None:
@@ -440,11 +440,6 @@ class Worker:
         until = moments.monotonic() + _UNWINDING
         while any(one.cancel is not None for one in self._queue.running) and moments.monotonic() < until:
             moments.sleep(_LOOK_EVERY)
-
-    def _close_subscriptions(self) -> None:
-        for fetcher in self._fetchers:
-            with suppress(WaterclockError):
-                fetcher.subscription.close()
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self, "Pickle the table, and create the worker in the other process")
@@ -470,11 +465,9 @@ def _in_child(_: Delivery) -> None:
     """Stand for a handler in a child process."""
 
 
-def _within(seconds: float, work: Callable[[], object]) -> None:
-    """Run an operation that a database may delay, but wait only this long."""
-    thread = threading.Thread(target=work, name="waterclock-work-end", daemon=True)
-    moments.start(thread)
-    moments.join(thread, seconds)
+def _close(subscription: TableSubscription) -> None:
+    with suppress(WaterclockError):
+        subscription.close()
 
 
 def _end(ended: asyncio.Future[None], error: BaseException | None) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from weakref import WeakSet
 
+from waterclock._support import moments
 from waterclock._support.log_events import event
 from waterclock.tables.messages.rows.process_heartbeat import RunningHandler
 from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageOrigin
@@ -33,11 +35,12 @@ class WorkerSupervisor:
         self.processes: Processes | None = None
         self._given_up: WeakSet[Handling] = WeakSet()  # a handler that runs keeps its own
         self._giving_up = threading.Lock()
+        self._returning: list[threading.Thread] = []
 
     def look(self) -> None:
         """Check once."""
         self._queue.release_slow_claims()
-        give_back(self._queue.take_back())
+        self.give_back(self._queue.take_back())
         running = self._queue.running
         if self._caller.loop is not None and running and self._caller.loop.watch():
             for one in self._caller.loop.take_back(running):
@@ -52,6 +55,21 @@ class WorkerSupervisor:
                 self.ask(one)
             if self.processes is None and self._caller.is_late(one, _STUCK_AFTER if self.threads is None else 0):
                 self._give_up(one)
+
+    def give_back(self, handlings: Iterable[Handling]) -> None:
+        """Begin to return messages to their tables, due at once, without counting an attempt.
+
+        A locked table must block neither other tables nor supervision.
+        """
+        by_fetcher: dict[MessageOrigin, list[Handling]] = {}
+        for one in handlings:
+            by_fetcher.setdefault(one.fetcher, []).append(one)
+        self._returning = [each for each in self._returning if each.is_alive()]
+        self._returning += start_each(partial(fetcher.give_back, ours) for fetcher, ours in by_fetcher.items())
+
+    def wait_until_given_back(self, seconds: float) -> None:
+        """Wait until messages are returned, but only this long."""
+        join_each(self._returning, seconds)
 
     def give_up(self, handlings: Iterable[Handling]) -> None:
         """Note that the worker takes back messages whose handlers still run."""
@@ -116,10 +134,16 @@ class WorkerSupervisor:
             cancel(one)
 
 
-def give_back(handlings: Iterable[Handling]) -> None:
-    """Return messages to their tables, due at once, without counting an attempt."""
-    by_fetcher: dict[MessageOrigin, list[Handling]] = {}
-    for one in handlings:
-        by_fetcher.setdefault(one.fetcher, []).append(one)
-    for fetcher, ours in by_fetcher.items():
-        fetcher.give_back(ours)
+def start_each(works: Iterable[Callable[[], object]]) -> list[threading.Thread]:
+    """Start operations that a database may delay, each in a thread of its own; return the threads."""
+    threads = [threading.Thread(target=each, name="waterclock-work-return", daemon=True) for each in works]
+    for thread in threads:
+        moments.start(thread)
+    return threads
+
+
+def join_each(threads: Iterable[threading.Thread], seconds: float) -> None:
+    """Wait for threads, but at most so long for all of them."""
+    until = moments.monotonic() + seconds
+    for thread in threads:
+        moments.join(thread, max(0.0, until - moments.monotonic()))
