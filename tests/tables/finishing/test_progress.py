@@ -66,7 +66,9 @@ def test_a_delivery_that_is_over_saves_nothing(orders: MessageTable) -> None:
     orders.put("tea")
     [delivery] = orders.receive()
     delivery.ack()
-    with pytest.raises(LeaseLostError, match=r"^cannot save the progress of message 1 of table 'orders': it was acked$"):
+    with pytest.raises(
+        LeaseLostError, match=r"^cannot save the progress of message 1 of table 'orders': it was acked$"
+    ):
         delivery.save(1)
     with pytest.raises(LeaseLostError, match=r"^cannot extend message 1 of table 'orders': it was acked$"):
         delivery.extend("1m")

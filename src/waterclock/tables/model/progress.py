@@ -9,7 +9,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.tables.model.values.json_values import check_json
 
 MOST_PROGRESS = 64 << 10
-"""Bytes of UTF-8: every claim reads it with the message, so large results belong elsewhere, and their place in the progress."""
+"""Bytes of UTF-8: every claim reads the progress with the message, so large results belong elsewhere."""
 
 
 def progress_text(progress: Any) -> str:

@@ -40,7 +40,9 @@ def save(context: TableContext, connection: SqlConnection, leased: Leased, progr
     lock_groups_of(context, connection, [leased])
     of = {"of": leased.seq, "by": leased.claim_id, "progress": progress}
     execute_later(connection, (_saving(context.rows), of))
-    return extend(context, connection, leased, duration)
+    if context.options.groups:
+        return extend(context, connection, leased, duration)
+    return _extend_and_commit(context, connection, [leased], duration).get((leased.seq, leased.claim_id))
 
 
 @built_once(maxsize=256)
@@ -52,15 +54,24 @@ def extend_rows(
     context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int
 ) -> dict[tuple[int, int], Held]:
     """Extend leases of one claim in a table without groups, as `extend`; return them as `extend_all`."""
-    of = {"seqs": [one.seq for one in leased], "by": leased[0].claim_id, "duration": min(duration, FARTHEST)}
     if not is_one_update(context, leased):
-        execute_later(connection, (_extending(context, one=True), of))
-        [found] = execute_all(connection, [_asking_ends(context, leased)], commit=True)
-        return _held_by(found)
-    held = _held_by(connection.execute(_extending_rows(context), of))
+        return _extend_and_commit(context, connection, leased, duration)
+    held = _held_by(connection.execute(_extending_rows(context), _of_claim(leased, duration)))
     if len(held) < len(leased):  # some were lost, or already have a longer lease
         held |= _held_by(connection.execute(*_asking_ends(context, leased)))
     return held
+
+
+def _extend_and_commit(
+    context: TableContext, connection: SqlConnection, leased: Sequence[Leased], duration: int
+) -> dict[tuple[int, int], Held]:
+    execute_later(connection, (_extending(context, one=True), _of_claim(leased, duration)))
+    [found] = execute_all(connection, [_asking_ends(context, leased)], commit=True)
+    return _held_by(found)
+
+
+def _of_claim(leased: Sequence[Leased], duration: int) -> dict[str, Any]:
+    return {"seqs": [one.seq for one in leased], "by": leased[0].claim_id, "duration": min(duration, FARTHEST)}
 
 
 def _held_by(found: Iterable[_Row]) -> dict[tuple[int, int], Held]:
