@@ -15,18 +15,17 @@ from waterclock.connection import Database
 from waterclock.database.driver_fast_path import execute_all
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.databases.mariadb import leased_keys
-from waterclock.tables.databases.mariadb.leased_keys import begin_of, slot_of
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
 from waterclock.tables.keys import turn_ranges
-from waterclock.tables.keys.key_limits import counting, free_places, in_flight
+from waterclock.tables.keys.key_limits import counting, free_places, in_flight, trusted
 from waterclock.tables.keys.key_rows import KeyState, _first_due, give_turns, last_turns, put_off
-from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, LEASED, PACED, lows_of
+from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED, lows_of
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_keys, bounded_rows
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
-from waterclock.tables.model.claims import bounds
+from waterclock.tables.model.claims import bounds, leased_bound
 from waterclock.tables.model.claims.bounds import UNASSIGNED
+from waterclock.tables.model.claims.leased_bound import SLOT, ClockRead, slot_of
 from waterclock.time import MIN_NS
 
 pytestmark = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
@@ -249,8 +248,7 @@ def limited(make_table: Callable[..., MessageTable]) -> MessageTable:
     limited = make_table(limit={"group": 1}, payload="text", ack_wait="1h")
     limited.put_many([{"payload": name, "group": "a"} for name in ("first", "second")])
     assert [one.payload for one in limited.receive()] == ["first"]
-    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
-    leased.reset()  # the tests set earlier slots
+    limited.context.reached.leased.reset()  # the tests set earlier slots
     return limited
 
 
@@ -265,7 +263,7 @@ def test_a_count_of_leased_messages_passes_no_earlier_leases(limited: MessageTab
     run(database, "INSERT INTO orders (message, group_id, consumer) SELECT 'x', 'a', 'c' FROM seq_1_to_400")
     set_leased_since(database, "UPDATE orders SET claim_id = 1, leased_since = 5 WHERE consumer = 'c'")
     run(database, "UPDATE orders SET time_acked = 1 WHERE consumer = 'c'")
-    while limited.context.reached.sleeping.low(UNASSIGNED, LEASED) <= begin_of(5):
+    while limited.context.reached.leased.value <= 5 * SLOT:
         advance_keys(limited.context)
     with statements_of(database.backend, "slot_0") as seen, database.backend.snapshot() as connection:
         [(statement, values)] = counting(limited.context, ["a"])
@@ -280,7 +278,7 @@ def test_a_count_of_leased_messages_passes_no_earlier_leases(limited: MessageTab
 def test_a_limit_counts_leases_of_any_age(
     limited: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch, slot: str, *, has_bound: bool
 ) -> None:
-    monkeypatch.setattr(leased_keys, "_KEPT", 10**9)  # otherwise it would get the current slot
+    monkeypatch.setattr(leased_bound, "_KEPT", 10**9)  # otherwise it would get the current slot
     set_leased_since(database, f"UPDATE orders SET leased_since = {slot} WHERE leased_since > 0")  # noqa: S608  # ours
     if has_bound:
         advance_keys(limited.context)
@@ -301,7 +299,7 @@ def test_an_ack_that_is_rolled_back_holds_the_bound_of_leases_up(
             advance_keys(limited.context)
         other.rollback()
     assert slot is not None
-    assert slot_of(limited.context.reached.sleeping.low(UNASSIGNED, LEASED)) <= slot
+    assert slot_of(limited.context.reached.leased.value) <= slot
 
 
 def test_a_message_that_remains_leased_gets_the_current_slot(limited: MessageTable, database: Database) -> None:
@@ -367,9 +365,9 @@ def test_another_process_does_not_trust_a_bound_of_leases(
     advance_keys(limited.context)
     limited.context.sweeps.due_at = 0
     assert limited.receive() == []
-    mine, fresh = limited.context.reached.sleeping, connect().table("orders").context.reached.sleeping
-    assert fresh.low(UNASSIGNED, LEASED) == MIN_NS < mine.low(UNASSIGNED, LEASED)
-    assert fresh.low(UNASSIGNED, ASLEEP) > MIN_NS
+    mine, fresh = limited.context.reached, connect().table("orders").context.reached
+    assert fresh.leased.value == MIN_NS < mine.leased.value
+    assert fresh.sleeping.low(UNASSIGNED, ASLEEP) > MIN_NS
 
 
 def test_a_limit_that_is_removed_and_set_again_is_exact(
@@ -377,7 +375,7 @@ def test_a_limit_that_is_removed_and_set_again_is_exact(
 ) -> None:
     monkeypatch.setattr(bounds, "SAVE_EVERY", 0.0)
     set_leased_since(connect(), "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
-    monkeypatch.setattr(leased_keys, "_KEPT", 10**9)
+    monkeypatch.setattr(leased_bound, "_KEPT", 10**9)
     advance_keys(limited.context)
     limited.context.sweeps.due_at = 0
     assert limited.receive() == []
@@ -395,7 +393,7 @@ def test_a_limit_that_is_removed_and_set_again_is_exact(
 
 def test_a_limit_is_exact_after_the_clock_was_set_back(limited: MessageTable, database: Database) -> None:
     """The lease of another process is then behind the bound, and the clock, too."""
-    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased = limited.context.reached.leased
     leased.value = limited.context.backend.now() + 3_600_000_000_000
     set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
     assert in_flight_of(limited) == 1
@@ -403,15 +401,15 @@ def test_a_limit_is_exact_after_the_clock_was_set_back(limited: MessageTable, da
 
 def test_a_limit_is_exact_after_the_clock_was_set_back_and_caught_up(limited: MessageTable, database: Database) -> None:
     """While this process was stopped, another one leased a message with a slot before the bound."""
-    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased = limited.context.reached.leased
     leased.value = limited.context.backend.now() - 1_000_000_000
     set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
-    limited.context.reached.clock_read = stopped_for(limited, passed=7.0, shown=7.0)
+    leased.clock_read = stopped_for(limited, passed=7.0, shown=7.0)
     assert in_flight_of(limited) == 1
 
 
 def test_a_limit_is_exact_after_the_clock_was_set_back_a_little(limited: MessageTable, database: Database) -> None:
-    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased = limited.context.reached.leased
     leased.value = limited.context.backend.now()
     set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 3 WHERE leased_since > 0")
     assert in_flight_of(limited) == 1
@@ -420,10 +418,10 @@ def test_a_limit_is_exact_after_the_clock_was_set_back_a_little(limited: Message
 def test_a_limit_is_exact_after_a_process_was_stopped(limited: MessageTable, database: Database) -> None:
     """Meanwhile, the clock was set back and caught up, and another process leased a message."""
     assert limited.receive() == []
-    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased = limited.context.reached.leased
     leased.value = limited.context.backend.now() - 1_000_000_000
     set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
-    limited.context.reached.clock_read = stopped_for(limited, passed=13.0, shown=13.0)
+    leased.clock_read = stopped_for(limited, passed=13.0, shown=13.0)
     assert limited.receive() == []
 
 
@@ -433,24 +431,25 @@ def test_the_bound_of_leases_does_not_advance_if_the_clock_was_set(
 ) -> None:
     """The time that passed hides that the clock was set back, or set back and then forward."""
     assert limited.receive() == []
-    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased = limited.context.reached.leased
     leased.value = limited.context.backend.now() - 4_000_000_000
     set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 6 WHERE leased_since > 0")
-    limited.context.reached.clock_read = stopped_for(limited, passed=4.0, shown=shown)
+    leased.clock_read = stopped_for(limited, passed=4.0, shown=shown)
     assert [limited.receive() for _ in range(3)] == [[]] * 3
 
 
-def stopped_for(table: MessageTable, *, passed: float, shown: float) -> bounds.ClockRead:
+def stopped_for(table: MessageTable, *, passed: float, shown: float) -> ClockRead:
     """Return a reading of the clock from some seconds ago, since which the clock has moved by other seconds."""
     at = moments.monotonic() - passed
-    return bounds.ClockRead(at, at, table.context.backend.now() - int(shown * 1e9))
+    return ClockRead(at, at, table.context.backend.now() - int(shown * 1e9))
 
 
 def test_a_count_from_a_bound_that_another_thread_forgot_is_repeated(limited: MessageTable, database: Database) -> None:
-    [leased] = [one for state, one in limited.context.reached.sleeping.of_unassigned().items() if state == LEASED]
+    leased = limited.context.reached.leased
     leased.value = limited.context.backend.now()
     set_leased_since(database, "UPDATE orders SET leased_since = leased_since - 99 WHERE leased_since > 0")
     with limited.context.backend.snapshot() as connection:
         counted = execute_all(connection, counting(limited.context, ["a"]))
         leased.reset()
-        assert free_places(limited.context, connection, ["a"], counted, 1).free == {"a": 0}
+        again = trusted(limited.context, connection, ["a"], counted)
+        assert free_places(limited.context, ["a"], again, 1).free == {"a": 0}

@@ -22,7 +22,7 @@ from waterclock.tables.databases.message_keys import LEASED_SQL, add_keys
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import MESSAGE_KEY, IdItem
+from waterclock.tables.model.schema import IdItem
 from waterclock.tables.model.values.key_names import KeySource
 
 KEPT = "kept"  # parameter name for the names that the transaction keeps
@@ -139,7 +139,7 @@ class TableDialect(ABC):
         add_keys(connection, rows, source, statements, differs=self.source_differs, leased=leased)
 
     def few(self, key: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
-        """Return a key in the form of the index of unrouted messages."""
+        """Return a key in the form of the indexes of unrouted and leased messages."""
         return key.concat(sa.literal_column("''"))
 
     def block_of(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
@@ -149,10 +149,6 @@ class TableDialect(ABC):
         """
         del rows
         return sa.literal_column("0", sa.BigInteger)
-
-    def leased_key(self, rows: sa.Table) -> sa.ColumnElement[str]:
-        """Return the key of a message in the form of the index of leased messages, unless it begins with slots."""
-        return self.few(rows.c[MESSAGE_KEY])
 
     @abstractmethod
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:

@@ -4,19 +4,18 @@ A message is in flight from its claim until the ack, the nack or the next claim.
 change, because the consumer may extend the lease at the same moment. The message is then claimable again, but still
 counts. So a limit is exact, whatever the clock does.
 
-MariaDB finds leased messages by a clock, so there a count checks that it was not set (`_is_trusted`).
+MariaDB finds leased messages by a clock, so there a count checks that it was not set (`trusted`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock._support import moments
 from waterclock.database.driver_fast_path import Asked, execute_all
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
@@ -25,8 +24,6 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.mariadb import leased_keys
 from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED_BLOCK
 from waterclock.tables.groups.group_state import is_out
-from waterclock.tables.keys.turn_levels import LEASED
-from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 from waterclock.time import MAX_NS
 
@@ -51,7 +48,8 @@ class InFlight:
 
 def in_flight(context: TableContext, connection: SqlConnection, keys: Collection[str], most: int) -> InFlight:
     """Count the messages of keys; ``most`` bounds the results."""
-    return free_places(context, connection, keys, execute_all(connection, counting(context, keys)), most)
+    counted = execute_all(connection, counting(context, keys))
+    return free_places(context, keys, trusted(context, connection, keys, counted), most)
 
 
 def counting(context: TableContext, keys: Collection[str]) -> list[Asked]:
@@ -62,21 +60,25 @@ def counting(context: TableContext, keys: Collection[str]) -> list[Asked]:
     return [(_counts(context), {"keys": limited, **leased_from(context)})]
 
 
-def leased_from(context: TableContext) -> dict[str, Any]:
+def leased_from(context: TableContext) -> Mapping[str, Any]:
     """Return the parameters of searches for leased messages, if these begin at constants."""
-    if not context.sql.begins_at_constants:
-        return {}
-    bound = context.reached.sleeping.low(UNASSIGNED, LEASED)
-    return leased_keys.values_of(bound, context.backend.now_about())
+    return context.reached.leased.values(context.backend.now_about()) if context.sql.begins_at_constants else {}
 
 
-def free_places(
-    context: TableContext, connection: SqlConnection, keys: Collection[str], counted: Sequence[SqlRows], most: int
-) -> InFlight:
-    """Return how many messages of keys a consumer may get, from the result of `counting`; ``most`` bounds it.
+def trusted(
+    context: TableContext, connection: SqlConnection, keys: Collection[str], counted: Sequence[SqlRows]
+) -> list[Any]:
+    """Return the result of `counting`, or that of another count of these keys if its bound may have been wrong."""
+    while True:
+        rows = [*chain.from_iterable(counted)]
+        clocks = [row for row in rows if row.key is None]
+        if all(context.reached.leased.is_trusted(int(clock.slot), clock.now) for clock in clocks):
+            return rows
+        counted = execute_all(connection, counting(context, keys))
 
-    If the bound of the count may be wrong, they are counted again.
-    """
+
+def free_places(context: TableContext, keys: Collection[str], counted: Sequence[Any], most: int) -> InFlight:
+    """Return how many messages of keys a consumer may get, from the result of `trusted`; ``most`` bounds it."""
     room, free = dict.fromkeys(keys, most), dict.fromkeys(keys, most)
     lapsed: dict[tuple[str, int], int] = {}
     firsts: dict[tuple[str, int], tuple[int, int]] = {}
@@ -85,10 +87,7 @@ def free_places(
         return InFlight(room, free, lapsed, firsts)
     leased = dict.fromkeys(set(keys).difference([NO_KEY]), 0)
     active = dict(leased)
-    rows = [*chain.from_iterable(counted)]
-    while context.sql.begins_at_constants and not _is_trusted(context, rows):
-        rows = [*chain.from_iterable(execute_all(connection, counting(context, keys)))]
-    for row in rows:
+    for row in counted:
         if row.key in leased:
             leased[row.key] += row.leased
             active[row.key] += row.leased - int(row.lapsed)
@@ -102,55 +101,39 @@ def free_places(
     return InFlight(room, free, lapsed, firsts)
 
 
-def _is_trusted(context: TableContext, counted: Sequence[Any]) -> bool:
-    """Return whether the bound of a count is true; otherwise forget it, so that the next count reads all leases."""
-    reached = context.reached
-    # Its ``leased`` is the time, and its ``lapsed`` the first slot that was counted.
-    [clock] = [row for row in counted if row.key is None] or [None]
-    bound = reached.sleeping.of_unassigned().get(LEASED)
-    if clock is None or bound is None or not clock.lapsed:
-        return True
-    read, first = reached.clock_read, int(clock.lapsed)
-    is_old = read is None or moments.monotonic() - read.began > leased_keys.TRUSTED_FOR
-    if is_old or leased_keys.is_behind(clock.leased, first):
-        bound.reset()
-    # Another thread may have forgotten the bound since the count.
-    return first <= leased_keys.first_slot(bound.value)
-
-
 def is_leased(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a message is leased or its lease has lapsed, in the form of the index of these."""
     rows = context.rows
+    if context.sql.begins_at_constants:
+        return leased_keys.is_leased() & is_out(rows)
     if not context.sql.is_bounded:
         return is_out(rows)
     return not_acked(rows) & sa.func.coalesce(rows.c.claim_id.is_not(None), sa.false())
 
 
 @built_once(maxsize=256)
-def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.CompoundSelect[Any, Any, Any, Any]:
-    rows = context.rows
-    by_slots = context.sql.begins_at_constants
-    key = rows.c[MESSAGE_KEY] if by_slots else context.sql.leased_key(rows)
-    has_lapsed = sa.case((rows.c.time_next <= context.backend.now_sql(), 1), else_=0)
-    leased, lapsed = sa.func.count().label("leased"), sa.func.coalesce(sa.func.sum(has_lapsed), 0).label("lapsed")
+def _counts(context: TableContext) -> sa.Select[*tuple[Any, ...]] | sa.CompoundSelect[*tuple[Any, ...]]:
+    rows, now = context.rows, context.backend.now_sql()
+    key = context.sql.few(rows.c[MESSAGE_KEY])
+    has_lapsed = sa.case((rows.c.time_next <= now, 1), else_=0)
+    counts = [sa.func.count().label("leased"), sa.func.coalesce(sa.func.sum(has_lapsed), 0).label("lapsed")]
+    found = sa.select(key.label("key"), rows.c.priority, *counts).group_by(key, rows.c.priority)
+    found = found.where(context.sql.any_of(key, "keys"))
+    if context.sql.begins_at_constants:  # with a row that says when, and from which slot on, it counted
+        null, none = sa.null(), sa.literal_column("0")
+        found = found.add_columns(null.label("now"), null.label("slot")).where(is_leased(context))
+        clock = sa.select(null, null, none, none, now, sa.bindparam("leased_from", type_=sa.BigInteger))
+        return sa.union_all(found.with_hint(rows, leased_keys.index_of(rows, "leased")), clock)
+    if not context.sql.is_bounded:
+        return found.where(is_leased(context))
     firsts = [
         sa.func.coalesce(sa.func.min(column), sa.literal(MAX_NS, sa.BigInteger)).label(name)
         for name, column in (("first_end", rows.c.time_next), ("first_seq", rows.c.seq))
     ]
-    found = sa.select(key.label("key"), rows.c.priority, leased, lapsed, *firsts).group_by(key, rows.c.priority)
-    if by_slots:  # with a row of the current time, which is behind the bound if the clock was set back, and the bound
-        found = found.with_hint(rows, leased_keys.index_of(rows, "leased"))
-        found = found.where(leased_keys.is_leased(), context.sql.any_of(key, "keys"), is_out(rows))
-        none = sa.literal_column("0")
-        first = sa.bindparam("leased_from", type_=sa.BigInteger)
-        clock = sa.select(sa.null(), sa.null(), context.backend.now_sql(), first, none, none)
-        return sa.union_all(found, clock)
-    if not context.sql.is_bounded:
-        return found.where(context.sql.any_of(key, "keys"), is_out(rows))
     its = message_keys.c
     bounds = "leased_from", "leased_seq"
     each = context.sql.newest_of_each(context.table_id, (its.table_id, its.message_key, its.level), "keys", *bounds)
-    known = sa.select(leased, lapsed, *firsts).where(
+    known = sa.select(*counts, *firsts).where(
         key == each.c.key,
         rows.c.priority == -each.c.level,
         is_leased(context),
@@ -160,9 +143,8 @@ def _counts(context: TableContext) -> sa.Select[Any, Any, Any, Any] | sa.Compoun
     )
     counted = known.correlate(each).lateral("counted")
     # Plain SQL has changed these since they were claimed. Not in a form that the index of leased messages answers.
-    changed = found.where(
+    changed = found.add_columns(*firsts).where(
         context.sql.block_of(rows) == sa.literal_column(str(CHANGED_BLOCK)),
-        context.sql.any_of(key, "keys"),
         context.sql.is_unrouted(rows),
         not_acked(rows),
         rows.c.claim_id.is_not(None),
@@ -182,29 +164,19 @@ def has_claimable(
     if limit is None:
         return sa.true()
     rows = context.rows
-    if context.sql.begins_at_constants:
-        return (key == NO_KEY) | _has_free_place(rows, limit, key, level, context.backend.now_sql())
     # Both in this form: SQLite does not use the index for a comparison with a column of texts.
-    its = [context.sql.leased_key(rows) == context.sql.few(key), is_leased(context)]
-    of_level = rows.c.priority == -level, rows.c.time_next >= message_keys.c.gap_to
-    if context.sql.is_bounded:
-        of_level = of_level[0], rows.c.time_next >= message_keys.c.leased_from
-        its += *of_level, rows.c.seq >= message_keys.c.leased_seq
-    leased = sa.select(sa.func.count()).where(*its)
+    is_of_key = context.sql.few(rows.c[MESSAGE_KEY]) == context.sql.few(key)
+    is_of_level, is_active = rows.c.priority == -level, rows.c.time_next > context.backend.now_sql()
+    leased = sa.func.count(rows.c.seq)
+    lapsed, active = (sa.func.count(sa.case((which, 1))) for which in (~is_active & is_of_level, is_active))
     # A limit that was lowered may be less than the number of lapsed messages.
-    active = leased.where(rows.c.time_next > context.backend.now_sql()).scalar_subquery()
-    lapsed = sa.exists().where(*its, *of_level, rows.c.time_next <= context.backend.now_sql())
-    return (key == NO_KEY) | (leased.scalar_subquery() < limit) | (lapsed & (active < limit))
-
-
-def _has_free_place(
-    rows: sa.Table, limit: int, key: sa.ColumnElement[str], level: sa.ColumnElement[int], now: sa.ColumnElement[int]
-) -> sa.ColumnElement[bool]:
-    """Return the condition that is `has_claimable`, by a search that begins at the slots of leased messages."""
-    listed = leased_keys.listed(rows, rows.c[MESSAGE_KEY] == key)
-    leased, is_active = sa.func.count(rows.c.seq), rows.c.time_next > now
-    lapsed, active = (
-        sa.func.count(sa.case((which, 1))) for which in (~is_active & (rows.c.priority == -level), is_active)
-    )
-    found = sa.select((leased < limit) | ((lapsed > 0) & (active < limit))).select_from(listed)
-    return found.with_hint(rows, leased_keys.index_of(rows, "leased")).correlate(message_keys).scalar_subquery()
+    found = sa.select((leased < limit) | ((lapsed > 0) & (active < limit)))
+    if context.sql.begins_at_constants:  # the ranges of `is_leased` would not be constant
+        found = found.select_from(leased_keys.listed(rows, is_of_key))
+        found = found.with_hint(rows, leased_keys.index_of(rows, "leased"))
+    else:
+        found = found.where(is_of_key, is_leased(context))
+    if context.sql.is_bounded:
+        its = message_keys.c
+        found = found.where(is_of_level, rows.c.time_next >= its.leased_from, rows.c.seq >= its.leased_seq)
+    return (key == NO_KEY) | found.correlate(message_keys).scalar_subquery()

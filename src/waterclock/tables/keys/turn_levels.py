@@ -26,7 +26,6 @@ from waterclock.tables.model.claims.bounds import GroupSearch
 from waterclock.time import MIN_NS
 
 ASLEEP, HAS_TURN, PACED, ENDED = 0, 1, 2, 3  # the values of ``is_due``
-LEASED = 4  # names the bound of leased messages on MariaDB, among those of sleeping rows
 _BEHIND_EVERY_LEVEL = ABOVE_EVERY_PRIORITY + 1  # levels are negated priorities
 
 

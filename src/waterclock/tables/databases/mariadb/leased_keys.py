@@ -7,38 +7,19 @@ they skip the entries of earlier leases, which remain while a transaction holds 
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
 
 from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.mariadb.unrouted_keys import CLOCK_SQL
+from waterclock.tables.model.claims.leased_bound import NAMED, SLOT
 from waterclock.tables.model.schema import LEASED_SINCE, not_acked
-from waterclock.time import NS_PER
 
-_SLOT = 2 * NS_PER["s"]
-
-SINCE_SQL = f"{CLOCK_SQL} DIV {_SLOT}"
+SINCE_SQL = f"{CLOCK_SQL} DIV {SLOT}"
 """The slot in which a message is leased, for triggers."""
 
 MOVED_AT_ONCE = 100  # messages that remain leased, in one transaction
 
 MOST_MOVES = 10  # such transactions in one search: a claim waits for them
-
-_NAMED = 32
-"""The most slots that a search names. Those before them are one range of the index, in which all keys are read."""
-
-TRUSTED_FOR = 6.0
-"""Seconds for which a bound is trusted after the last look whether the clock was set, unless the clock is behind it.
-
-If the clock is set back, leases get slots before the bound. Once the clock has caught up, nothing tells of that."""
-
-_MARGIN = 4
-"""Slots before the bound that are counted, too. A clock that is set back by more does not catch up within
-`TRUSTED_FOR`."""
-
-_KEPT = 24
-"""Slots after which a message that is still leased gets the current slot, so that few are before the named ones."""
 
 
 def index_of(rows: sa.FromClause, name: str) -> str:
@@ -48,48 +29,17 @@ def index_of(rows: sa.FromClause, name: str) -> str:
     return f"FORCE INDEX (`{table.name}_{name}_idx`)"
 
 
-def slot_of(time: int) -> int:
-    """Return the slot of a time, ns."""
-    return max(0, time // _SLOT)
-
-
-def begin_of(slot: int) -> int:
-    """Return the time at which a slot begins, ns."""
-    return slot * _SLOT
-
-
 def since() -> sa.ColumnClause[int]:
     """Return the first column of the index."""
     return sa.column(LEASED_SINCE, sa.BigInteger)
 
 
-def first_slot(low: int) -> int:
-    """Return the first slot that is counted, for a lower bound, ns."""
-    return max(0, slot_of(low) - _MARGIN)
-
-
-def is_behind(now: int, first: int) -> bool:
-    """Return whether the clock is behind the bound of a count whose first slot was ``first``."""
-    return slot_of(now) < first + _MARGIN
-
-
-def is_old(slot: int, now: int) -> bool:
-    """Return whether a message that is still leased should get the current slot."""
-    return slot < slot_of(now) - _KEPT
-
-
-def values_of(low: int, now: int) -> dict[str, Any]:
-    """Return the parameters of `is_leased` and `listed`, for a lower bound and about the current time, both ns."""
-    last = slot_of(now) + 1
-    first = first_slot(low)
-    slots = [*range(max(first, last + 1 - _NAMED), last + 1)] or [last]
-    named = {f"slot_{nth}": slots[min(nth, len(slots) - 1)] for nth in range(_NAMED)}
-    return {"leased_from": first, "slots": [one for one in slots if one >= slot_of(low)], **named}
-
-
 def is_leased() -> sa.ColumnElement[bool]:
-    """Return the condition that a message is leased, as ranges of the index."""
-    slots = [sa.bindparam(f"slot_{nth}", type_=sa.BigInteger) for nth in range(_NAMED)]
+    """Return the condition that a message is leased, as ranges of the index.
+
+    Its parameters, and that of `listed`, are `LeasedBound.values`.
+    """
+    slots = [sa.bindparam(f"slot_{nth}", type_=sa.BigInteger) for nth in range(NAMED)]
     earlier = (since() >= sa.bindparam("leased_from", type_=sa.BigInteger)) & (since() < slots[0])
     return since().in_(slots) | earlier | (since() > slots[-1])
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,7 +19,7 @@ import sqlalchemy as sa
 from waterclock.database.schema.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY
-from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, GroupSearch
+from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, FirstTimes, GroupSearch
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +114,5 @@ def note(
         for place, starts in enumerate((search.unassigned, search.own))
     ]
     unassigned, own = found[-1]
-    context.reached.groups.note(
-        search,
-        SimpleNamespace(
-            now=now - LATE_BY - WRITTEN_WITHIN,
-            oldest=None,
-            mark=None,
-            firsts=sides[0],
-            own_firsts=sides[1],
-            of_unassigned=unassigned.unknown,
-            of_mine=own.unknown,
-        ),
-    )
+    now -= LATE_BY + WRITTEN_WITHIN
+    context.reached.groups.note(search, FirstTimes(now, sides[0], unassigned.unknown, sides[1], own.unknown))

@@ -11,7 +11,6 @@ is a second, in which the clock stood when the message was put, or changed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,14 +21,13 @@ from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.mariadb import leased_keys
-from waterclock.tables.databases.mariadb.leased_keys import begin_of, index_of, slot_of
+from waterclock.tables.databases.mariadb.leased_keys import index_of
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
 from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS, CHANGED_BLOCK, last_drawn
 from waterclock.tables.keys import turn_ranges
 from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
 from waterclock.tables.keys.turn_levels import (
     ASLEEP,
-    LEASED,
     PACED,
     first_of,
     firsts_of,
@@ -41,8 +39,8 @@ from waterclock.tables.keys.turn_levels import (
 )
 from waterclock.tables.messages.claiming.bounded_levels import times_of
 from waterclock.tables.messages.claiming.bounded_rows import begins_search, note_claimed
-from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, ClockRead, Snapshot
-from waterclock.time import MIN_NS
+from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, FirstTimes, Snapshot
+from waterclock.tables.model.claims.leased_bound import ClockRead, is_old, slot_of
 
 
 def advance_keys(context: TableContext) -> None:
@@ -67,16 +65,16 @@ def advance_keys(context: TableContext) -> None:
         bound.found_nothing(search, end << BLOCK_BITS, Snapshot(found.now, found.oldest, found.mark))
     reached.groups.note(turns, found)
     times = {ASLEEP: found.asleep, PACED: found.paced}
-    facts = {"now": found.now, "oldest": found.oldest, "mark": found.mark, "of_unassigned": None}
-    reached.sleeping.note(sleeping, SimpleNamespace(firsts=[times[one] for one in sleeping.priorities], **facts))
+    firsts = [times[one] for one in sleeping.priorities]
+    reached.sleeping.note(sleeping, FirstTimes(found.now, firsts, oldest=found.oldest, mark=found.mark))
 
 
 class _FoundByKeys:
     """The result of `_looking_in_pairs` for these levels."""
 
     def __init__(self, levels: Sequence[int], row: Any) -> None:
-        self.now, self.second, slot, *firsts = row
-        self.sleeping = _found_of((ASLEEP, PACED), firsts) | ({} if slot is None else {LEASED: begin_of(slot)})
+        self.now, self.second, self.slot, *firsts = row
+        self.sleeping = _found_of((ASLEEP, PACED), firsts)
         self.turns = _found_of(levels, firsts[2:])
         self.level = max((one for one in firsts[2 + len(levels) :] if one is not None), default=None)
 
@@ -86,22 +84,17 @@ def _found_of(places: Sequence[int], firsts: Sequence[int | None]) -> dict[int, 
 
 
 def _advance_in_pairs(context: TableContext) -> None:
-    reached = context.reached
+    reached, is_limited = context.reached, context.options.limit is not None
     read_from = moments.monotonic()
     began = context.backend.alone(context.sql.now_without_lock_waits, durable=False)
-    if context.options.limit is not None:
+    if is_limited:
         now = context.backend.now() if began is None else began
-        _distrust(context, ClockRead(read_from, moments.monotonic(), now))
-    search = reached.routed.begin()
+        reached.leased.check(ClockRead(read_from, moments.monotonic(), now))
+    search, leased = reached.routed.begin(), reached.leased.begin()
     turns, sleeping = (bounds.begin(UNASSIGNED) for bounds in (reached.groups, reached.sleeping))
     known = turn_ranges.known_of(context, lows_of_search(turns))
-    lows = lows_of_search(sleeping)
-    values = {
-        "start": search.low,
-        "slot": slot_of(lows.get(LEASED, MIN_NS)),
-        **of_states(lows),
-        **turn_ranges.values_of(known),
-    }
+    lows = of_states(lows_of_search(sleeping)) | turn_ranges.values_of(known)
+    values = {"start": search.low, "slot": slot_of(leased.low), **lows}
 
     def look(connection: SqlConnection) -> _FoundByKeys:
         return _FoundByKeys(sorted(known), connection.execute(_looking_in_pairs(context, len(known)), values).one())
@@ -112,28 +105,22 @@ def _advance_in_pairs(context: TableContext) -> None:
     else:
         end = search.known if began is None else max(search.known, second_of(began - WRITTEN_WITHIN))
         seconds = [one.second for one in found if one.second is not None]
-        reached.routed.found_nothing(search, min([end, *seconds]), Snapshot(found[1].now, None, None))
+        reached.routed.found_nothing(search, min([end, *seconds]), Snapshot(found[1].now))
     if not context.backend.has_own_clock:
         return
-    facts = {"now": (began or found[0].now) - LATE_BY - WRITTEN_WITHIN, "oldest": None, "mark": None}
-    firsts = sleeping.firsts(sleeping.unassigned, [one.sleeping for one in found], waits=began is None)
-    reached.sleeping.note(sleeping, SimpleNamespace(firsts=firsts, of_unassigned=None, **facts))
-    first = found[1].sleeping.get(LEASED)
-    if first is not None and leased_keys.is_old(slot_of(first), found[1].now):
-        _renew(context, slot_of(first))
-    firsts = turns.firsts(turns.unassigned, [one.turns for one in found], waits=began is None)
-    reached.groups.note(turns, SimpleNamespace(firsts=firsts, of_unassigned=None, **facts))
+    until, waits = (began or found[0].now) - LATE_BY - WRITTEN_WITHIN, began is None
+    firsts = sleeping.firsts(sleeping.unassigned, [one.sleeping for one in found], waits=waits)
+    reached.sleeping.note(sleeping, FirstTimes(until, firsts))
+    if is_limited:
+        slots = [one.slot for one in found if one.slot is not None]
+        reached.leased.found(leased, slots, until, waits=waits)
+        first = found[1].slot
+        if first is not None and is_old(first, found[1].now):
+            _renew(context, first)
+    firsts = turns.firsts(turns.unassigned, [one.turns for one in found], waits=waits)
+    reached.groups.note(turns, FirstTimes(until, firsts))
     if found[1].level is not None:
         reached.groups.learn(UNASSIGNED, found[1].level, most=turn_ranges.MOST_KNOWN)
-
-
-def _distrust(context: TableContext, read: ClockRead) -> None:
-    """Forget the bound of leased messages if the clock was set since the last look, or might have been."""
-    reached = context.reached
-    reached.sleeping.learn(UNASSIGNED, LEASED)
-    if reached.clock_read is None or not reached.clock_read.is_continued(read, leased_keys.TRUSTED_FOR):
-        reached.sleeping.of_unassigned()[LEASED].reset()
-    reached.clock_read = read  # only then, for other threads
 
 
 def _renew(context: TableContext, slot: int) -> None:

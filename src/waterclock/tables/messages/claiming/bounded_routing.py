@@ -45,7 +45,7 @@ def advance_routed(context: TableContext, consumer: str) -> None:
     committed = context.backend.alone(look, durable=False)
     end = search.known if began is None or drawn is None else max(search.known, min(drawn + 1, CHANGED_PLACES))
     firsts = [found.first_new for found in (uncommitted, committed) if found.first_new is not None]
-    reached.routed.found_nothing(search, min([end, *firsts]), Snapshot(committed.now, None, None))
+    reached.routed.found_nothing(search, min([end, *firsts]), Snapshot(committed.now))
     if of_groups is not None:
         found = [bounded_groups.read(known, one[3:]) for one in (uncommitted, committed)]
         now = uncommitted.now if began is None else began

@@ -14,7 +14,6 @@ their own. A bound advances after searches have found nothing before it. The dat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,7 +23,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import MOST_MARKS
-from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, GroupSearch
+from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, FirstTimes, GroupSearch
 from waterclock.tables.model.schema import is_late, is_waiting
 from waterclock.time import MAX_NS
 
@@ -86,17 +85,13 @@ def _lows_of(search: GroupSearch) -> dict[int, int]:
 
 
 def _note(context: TableContext, search: GroupSearch, *found: _FirstsFound) -> None:
-    firsts = [[one for one in of if one is not None] for of in zip(*(one.firsts for one in found), strict=True)]
-    context.reached.groups.note(
-        search,
-        SimpleNamespace(
-            now=found[0].now - _behind(context),
-            oldest=found[0].oldest,
-            mark=found[0].mark,
-            firsts=[min(of, default=None) for of in firsts],
-            of_unassigned=found[-1].unknown,
-        ),
-    )
+    firsts = [
+        min((one for one in of if one is not None), default=None)
+        for of in zip(*(one.firsts for one in found), strict=True)
+    ]
+    seen = {"oldest": found[0].oldest, "mark": found[0].mark}
+    now = found[0].now - _behind(context)
+    context.reached.groups.note(search, FirstTimes(now, firsts, found[-1].unknown, **seen))
 
 
 def is_ahead(context: TableContext) -> bool:

@@ -19,7 +19,7 @@ from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.databases.mariadb import leased_keys
 from waterclock.tables.databases.table_dialect import adapted
 from waterclock.tables.keys.execute_together import Search, execute_together
-from waterclock.tables.keys.key_limits import NO_KEY, InFlight, counting, free_places, is_leased, leased_from
+from waterclock.tables.keys.key_limits import NO_KEY, InFlight, counting, free_places, is_leased, leased_from, trusted
 from waterclock.tables.keys.key_rates import KeyRates
 from waterclock.tables.keys.key_routing import route_keys
 from waterclock.tables.keys.key_rows import (
@@ -139,7 +139,8 @@ class _KeyedClaim:
         rates = KeyRates(context.options.rate_of_a_key, ours, self._now)
         paused = rates.paused(places)
         places = [place for place in places if place not in paused]
-        flying = free_places(context, connection, {key for key, _ in places}, counted, self._room)
+        keys = {key for key, _ in places}
+        flying = free_places(context, keys, trusted(context, connection, keys, counted), self._room)
         self._left.update(place for place in places if not flying.has_claimable(place))
         states = {place: _state_of(place, row, flying) for place, row in begun.items()}
         dealt, lapsed = self._share({place: row.had for place, row in begun.items()}, places, flying, rates)
@@ -312,8 +313,7 @@ def _next_messages(
     If ``locks``, the search itself locks them, and so finds those behind messages that others have locked.
     """
     rows, now = context.rows, context.backend.now_sql()
-    by_slots = of_lapsed and context.sql.begins_at_constants
-    key = context.sql.leased_key(rows) if of_lapsed and not by_slots else rows.c[MESSAGE_KEY]
+    key = context.sql.few(rows.c[MESSAGE_KEY]) if of_lapsed else rows.c[MESSAGE_KEY]
     chosen = [rows.c.time_next <= now, *([] if where is None else [where])]
     if of_lapsed:
         lapsed_from = sa.bindparam("lapsed_from", type_=sa.BigInteger)
@@ -335,9 +335,9 @@ def _next_messages(
 
     def search(source: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
         seen = found if source is rows else adapted(source, rows)(found.with_only_columns(rows.c.seq))
-        if not by_slots:
+        if not (of_lapsed and context.sql.begins_at_constants):
             return seen
-        return seen.where(leased_keys.is_leased()).with_hint(source, leased_keys.index_of(source, "leased"))
+        return seen.with_hint(source, leased_keys.index_of(source, "leased"))
 
     if locks:
         return search(rows).with_for_update(skip_locked=True)

@@ -33,7 +33,6 @@ from waterclock.tables.groups.group_state import (
     settle,
     these_groups,
 )
-from waterclock.tables.keys.turn_levels import LEASED
 from waterclock.tables.messages.rows.process_heartbeat import LASTS
 from waterclock.tables.messages.upkeep.ended_rows import delete_ended, delete_left_over, is_left_over
 from waterclock.tables.messages.upkeep.lost_groups import LostGroups, add_lost, find_lost
@@ -128,9 +127,8 @@ def _check_some(context: TableContext) -> tuple[_CheckedGroups, int]:
 def _save_bounds(context: TableContext) -> None:
     """Write the bounds of searches, so that a new process begins with them."""
     reached = context.reached
-    # Another process cannot know whether the clock was set since, so it does not trust the bound of leased messages.
-    sleeping = {state: bound for state, bound in reached.sleeping.of_unassigned().items() if state != LEASED}
-    text = reached.saved.changed(reached.routed, reached.groups.of_unassigned(), sleeping)
+    due, sleeping = reached.groups.of_unassigned(), reached.sleeping.of_unassigned()
+    text = reached.saved.changed(reached.routed, due, sleeping)
     if text is None:
         return
     try:

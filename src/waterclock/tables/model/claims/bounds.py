@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from waterclock._support import moments
-from waterclock.time import MIN_NS, NS_PER
+from waterclock.time import MIN_NS
 
 UNASSIGNED = ""  # the value of ``assigned`` for a group that any consumer may have
 
@@ -53,23 +53,7 @@ MOST_OWNERS = 100  # consumers of exclusive groups in a process that have bounds
 WRITTEN_WITHIN = 1_000_000_000
 """Within this time (ns) after a row's trigger has read the clock, the row's entries are in the indexes."""
 
-_CLOCKS_DIFFER = 1.0  # seconds by which two clocks may differ after some seconds, or because a round trip took long
-
 _ORDER = itertools.count(1)
-
-
-class ClockRead(NamedTuple):
-    """A time of the server's clock, ns, that was read between two times of the monotonic clock."""
-
-    began: float
-    ended: float
-    now: int
-
-    def is_continued(self, later: ClockRead, within: float) -> bool:
-        """Return whether the clock was not set, and at most so many seconds have passed, until a later reading."""
-        shortest, longest = later.began - self.ended, later.ended - self.began
-        passed = (later.now - self.now) / NS_PER["s"]
-        return longest <= within and longest - _CLOCKS_DIFFER <= passed <= shortest + _CLOCKS_DIFFER
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +71,20 @@ class Snapshot:
     """The database as a search saw it."""
 
     now: int  # the database's time, ns
-    oldest: int | None  # all transactions with a lower id had ended; None: it saw uncommitted changes, too
-    mark: int | None  # the id of the search's transaction; None: unknown
+    oldest: int | None = None  # all transactions with a lower id had ended; None: it saw uncommitted changes, too
+    mark: int | None = None  # the id of the search's transaction; None: unknown
+
+
+class FirstTimes(NamedTuple):
+    """The result of a `GroupSearch`, and the `Snapshot` that it saw. Some statements return it as a row."""
+
+    now: int
+    firsts: Sequence[int | None]  # the first time of each known priority, ns
+    of_unassigned: int | None = None  # the highest priority; None: unknown
+    own_firsts: Sequence[int | None] = ()
+    of_mine: int | None = None
+    oldest: int | None = None
+    mark: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +246,7 @@ class GroupBounds:
         return any(bound.needs_mark for (who, _), bound in self._bounds.items() if who in (UNASSIGNED, me))
 
     def note(self, search: GroupSearch, found: Any) -> None:
-        """Note the result of a search: the first time for each known priority, and the highest priority."""
+        """Note the result of a search, a `FirstTimes`."""
         snapshot = Snapshot(found.now, found.oldest, found.mark)
         sides = [(UNASSIGNED, search.unassigned, found.firsts or [], found.of_unassigned)]
         if search.consumer != UNASSIGNED:

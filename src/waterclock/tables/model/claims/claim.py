@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from waterclock._support import moments
-from waterclock.tables.model.claims.bounds import ClockRead, DrawnSeqs, GroupBounds, ProvenBound, SavedBounds
+from waterclock.tables.model.claims.bounds import DrawnSeqs, GroupBounds, ProvenBound, SavedBounds
+from waterclock.tables.model.claims.leased_bound import LeasedBound
 from waterclock.tables.model.timing.lease_length import LeaseLength
 from waterclock.time import MIN_NS
 
@@ -90,7 +91,6 @@ class Reached:
         self.per_group = 1
         # When the last search began that advances bounds of messages, in seconds of the monotonic clock.
         self.advanced_at = -math.inf
-        self.clock_read: ClockRead | None = None  # when a bound of leased messages was last found to be true
         self.searches_left = 0  # how many such searches are to follow soon
         self.saved = SavedBounds(bounds)  # the bounds as the database has them
         routed, due, sleeping, checked = self.saved.read(now)
@@ -101,6 +101,7 @@ class Reached:
         self.groups.start(due, checked)
         self.sleeping = GroupBounds()  # the bounds of until when rows of keys sleep, by their ``is_due``
         self.sleeping.start({0: MIN_NS, 2: MIN_NS, **sleeping}, checked)
+        self.leased = LeasedBound()  # the bound of when messages of limited keys were leased
         self._seen: tuple[int, float] | None = None
 
     def now(self) -> int | None:
