@@ -40,7 +40,6 @@ from waterclock.tables.keys.turn_levels import (
     ENDED,
     HAS_TURN,
     PACED,
-    first_to_wake,
     from_low,
     has_turn,
     in_turn,
@@ -226,11 +225,9 @@ def _sleeps(context: TableContext, state: int) -> sa.ColumnElement[bool]:
 
 def some_slept(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a row need not sleep any longer."""
-    conditions = _has_slept(context, context.backend.now_sql())
-    if not context.sql.begins_at_constants:
-        return sa.or_(*(sa.exists().where(_of_table(context), condition) for condition in conditions))
-    found = [sa.select(message_keys.c.due_at).where(_of_table(context), condition) for condition in conditions]
-    return sa.or_(*(first_to_wake(context, one).is_not(None) for one in found))
+    due_at, conditions = message_keys.c.due_at, _has_slept(context, context.backend.now_sql())
+    found = [sa.select(due_at).where(_of_table(context), condition) for condition in conditions]
+    return sa.or_(*(first_of(context, one, due_at, index="due").is_not(None) for one in found))
 
 
 def place_all(
@@ -504,7 +501,9 @@ def keys_due(context: TableContext, known: int) -> sa.Select[Any, Any]:
     now = context.backend.now_sql()
     due_at = message_keys.c.due_at
     found = [sa.select(due_at).where(_of_table(context), _sleeps(context, one)) for one in (ASLEEP, PACED)]
-    firsts = sa.union_all(*(sa.select(first_to_wake(context, one).label("due_at")) for one in found)).subquery()
+    firsts = sa.union_all(
+        *(sa.select(first_of(context, one, due_at, index="due").label("due_at")) for one in found)
+    ).subquery()
     sleeping = sa.select(sa.func.min(firsts.c.due_at)).scalar_subquery()
     is_due = some_in_turn(context, known) | some_unrouted(context) | some_slept(context)
     return sa.select(sa.case((is_due, now), else_=sleeping), now)

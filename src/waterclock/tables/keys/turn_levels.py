@@ -33,7 +33,7 @@ class Lows(NamedTuple):
     """The starts of all searches of a table."""
 
     values: dict[str, Any]  # the parameters of the statements
-    known: int = 0  # the levels with a bound, on a database that `begins_at_constants`
+    known: int = 0  # the number of levels with a bound
 
 
 def lows_of(context: TableContext) -> Lows:
@@ -43,15 +43,16 @@ def lows_of(context: TableContext) -> Lows:
         return Lows({})
     turns = {level: bound.value for level, bound in reached.groups.of_unassigned().items()}
     sleeping = {state: bound.value for state, bound in reached.sleeping.of_unassigned().items()}
-    if context.sql.is_bounded:
-        start = reached.routed.value >> BLOCK_BITS
-        turns_from = {"known": list(turns), "lows": list(turns.values())}
-        return Lows({"start": start, **turns_from, **of_states(sleeping)})
-    if not context.backend.has_own_clock:
+    if not (context.sql.is_bounded or context.backend.has_own_clock):
         sleeping = dict.fromkeys(sleeping, MIN_NS)
     known = turn_ranges.known_of(context, turns)
-    values = {"start": reached.routed.value, **of_states(sleeping), **turn_ranges.values_of(known)}
-    return Lows(values, len(known))
+    values = {"start": place_of(context, reached.routed.value), **of_states(sleeping), **turn_ranges.values_of(known)}
+    return Lows(values | {"known": list(turns), "lows": list(turns.values())}, len(known))
+
+
+def place_of(context: TableContext, low: int) -> int:
+    """Return the first `TableDialect.block_of` of new messages from a bound on."""
+    return low >> BLOCK_BITS if context.sql.is_bounded else low
 
 
 def of_states(lows: Mapping[int, int]) -> dict[str, int]:
@@ -70,18 +71,6 @@ def low_of(context: TableContext, level: int) -> int:
     return MIN_NS if bound is None else bound.value
 
 
-def values_of(turns: GroupSearch, sleeping: GroupSearch) -> dict[str, Any]:
-    """Return the parameters of `firsts_of`, `unknown_level` and `first_of`."""
-    known = turns.priorities
-    return {
-        "known": known,
-        "lows": [one.low for one in turns.unassigned],
-        "aboves": [_BEHIND_EVERY_LEVEL, *known],
-        "beneaths": [*known, BELOW_EVERY_PRIORITY],
-        **of_states(lows_of_search(sleeping)),
-    }
-
-
 def has_turn(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a row waits for its turn."""
     return (message_keys.c.table_id == context.table_id) & (message_keys.c.is_due == sa.literal_column(str(HAS_TURN)))
@@ -92,20 +81,11 @@ def has_ended(context: TableContext) -> sa.ColumnElement[bool]:
     return (message_keys.c.table_id == context.table_id) & (message_keys.c.is_due == sa.literal_column(str(ENDED)))
 
 
-def _pairs(name: str, one: str, another: str) -> sa.TableValuedAlias:
-    values = [sa.bindparam(each, type_=Bigints()) for each in (one, another)]
-    columns = sa.column("level", sa.BigInteger), sa.column("low", sa.BigInteger)
-    return sa.func.unnest(*values).table_valued(*columns).render_derived(name)
-
-
-def known_levels() -> sa.TableValuedAlias:
-    """Return the levels with a bound, as rows of ``level`` and ``low``."""
-    return _pairs("given", "known", "lows")
-
-
 def levels(context: TableContext) -> sa.CTE:
     """Walk over the levels from the highest priority: those with a bound, and the others where rows wait."""
-    given, its = known_levels(), message_keys.c
+    values = [sa.bindparam(name, type_=Bigints()) for name in ("known", "lows")]
+    given = sa.func.unnest(*values).table_valued(sa.column("level", sa.BigInteger), sa.column("low", sa.BigInteger))
+    given, its = given.render_derived("given"), message_keys.c
     walk = sa.select(
         sa.cast(sa.literal_column(str(BELOW_EVERY_PRIORITY)), sa.BigInteger).label("level"), FROM_THE_FIRST.label("low")
     ).cte("levels", recursive=True)
@@ -142,16 +122,12 @@ def in_turn(context: TableContext, walk: sa.CTE) -> tuple[sa.ColumnElement[bool]
 
 def some_in_turn(context: TableContext, known: int) -> sa.ColumnElement[bool]:
     """Return whether a row waits for its turn; ``known`` is from `lows_of`."""
-    if context.sql.begins_at_constants:
-        found = sa.select(message_keys.c.turn).where(has_turn(context), turn_ranges.is_from_bound(known))
-        order = message_keys.c.level, message_keys.c.turn
-        return turn_ranges.first_of(context, found, *order, index="turn").is_not(None)
-    if not context.sql.is_bounded:
-        return sa.exists().where(has_turn(context))
-    walk = levels(context)
-    one = sa.select(message_keys.c.turn).where(*in_turn(context, walk)).order_by(message_keys.c.turn)
-    first = one.limit(sa.literal_column("1")).lateral("first_turn")
-    return sa.exists(sa.select(first.c.turn).select_from(walk.join(first, sa.true())))
+    level, turn = message_keys.c.level, message_keys.c.turn
+    every = [*turn_ranges.of_known(known), *turn_ranges.of_others(known)]
+    # One search for all ranges, or one for each, if the database does not search several in order.
+    ranges = every if context.sql.is_bounded else [sa.or_(*every)]
+    found = [sa.select(turn).where(has_turn(context), one) for one in ranges]
+    return sa.or_(*(turn_ranges.first_of(context, one, level, turn, index="turn").is_not(None) for one in found))
 
 
 def from_low(state: int) -> sa.ColumnElement[bool]:
@@ -160,34 +136,12 @@ def from_low(state: int) -> sa.ColumnElement[bool]:
     return (message_keys.c.is_due == sa.literal_column(str(state))) & (message_keys.c.due_at >= low)
 
 
-def first_of(context: TableContext, state: int) -> sa.ScalarSelect[int]:
+def first_awake(context: TableContext, state: int) -> sa.ScalarSelect[int]:
     """Return the first time, up to now, until which a row sleeps.
 
     A key that sleeps again and again until the same lease ends leaves many entries behind that time.
     """
     has_ended = message_keys.c.due_at <= context.backend.now_sql()
     its = message_keys.c.table_id == context.table_id, from_low(state), has_ended
-    return first_to_wake(context, sa.select(message_keys.c.due_at).where(*its))
-
-
-def first_to_wake(context: TableContext, found: sa.Select[int]) -> sa.ScalarSelect[int]:
-    """Return the first of the times that a search finds until which a row sleeps."""
-    if context.sql.begins_at_constants:
-        return turn_ranges.first_of(context, found, message_keys.c.due_at, index="due")
-    return found.order_by(message_keys.c.due_at).limit(1).scalar_subquery()
-
-
-def firsts_of(context: TableContext) -> sa.CTE:
-    """Return the first turn of each level with a bound, as rows of ``priority`` and ``first``."""
-    given, its = known_levels(), message_keys.c
-    first = sa.select(its.turn).where(has_turn(context), its.level == given.c.level, its.turn >= given.c.low)
-    first = first.order_by(its.turn).limit(1).correlate(given).scalar_subquery()
-    return sa.select(given.c.level.label("priority"), first.label("first")).cte("firsts")
-
-
-def unknown_level(context: TableContext) -> sa.ScalarSelect[int]:
-    """Return a level without a bound where rows wait."""
-    ranges, its = _pairs("ranges", "aboves", "beneaths"), message_keys.c
-    between = sa.select(its.level).where(has_turn(context), its.level < ranges.c.level, its.level > ranges.c.low)
-    one = between.order_by(its.level).limit(1).lateral("one")
-    return sa.select(sa.func.max(one.c.level)).select_from(sa.join(ranges, one, sa.true())).scalar_subquery()
+    found = sa.select(message_keys.c.due_at).where(*its)
+    return turn_ranges.first_of(context, found, message_keys.c.due_at, index="due")

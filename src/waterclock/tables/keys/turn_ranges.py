@@ -26,13 +26,14 @@ def first_of(
     context: TableContext, found: sa.Select[int], *order: sa.ColumnElement[int], index: str
 ) -> sa.ScalarSelect[int]:
     """Return the value of the first row of a search in the order of an index."""
-    found = found.where(context.sql.needs_row(message_keys.c.had)).with_hint(message_keys, by_index(index))
+    if context.sql.begins_at_constants:
+        found = found.where(context.sql.needs_row(message_keys.c.had)).with_hint(message_keys, by_index(index))
     return found.order_by(*order).limit(1).scalar_subquery()
 
 
 def known_of(context: TableContext, lows: dict[int, int]) -> dict[int, int]:
     """Return the levels at whose bounds searches begin, with these."""
-    return lows if context.backend.has_own_clock else {}
+    return lows if context.sql.is_bounded or context.backend.has_own_clock else {}
 
 
 def values_of(lows: Mapping[int, int]) -> dict[str, int]:

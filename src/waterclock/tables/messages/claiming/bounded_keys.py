@@ -29,17 +29,21 @@ from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
 from waterclock.tables.keys.turn_levels import (
     ASLEEP,
     PACED,
-    first_of,
-    firsts_of,
+    first_awake,
     has_turn,
     lows_of_search,
     of_states,
-    unknown_level,
-    values_of,
+    place_of,
 )
-from waterclock.tables.messages.claiming.bounded_levels import times_of
 from waterclock.tables.messages.claiming.bounded_rows import begins_search, note_claimed
-from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, FirstTimes, Snapshot
+from waterclock.tables.model.claims.bounds import (
+    LATE_BY,
+    UNASSIGNED,
+    WRITTEN_WITHIN,
+    BoundedSearch,
+    FirstTimes,
+    Snapshot,
+)
 from waterclock.tables.model.claims.leased_bound import ClockRead, is_old, slot_of
 
 
@@ -47,33 +51,50 @@ def advance_keys(context: TableContext) -> None:
     """Search from a table's bounds on, so that these advance, if the last search is old enough."""
     if not begins_search(context):
         return
-    if not context.sql.is_bounded:
-        _advance_in_pairs(context)
-        return
-    reached = context.reached
-    bound, all_bounds = reached.routed, (reached.groups, reached.sleeping)
-    search = bound.begin()
+    reached, backend = context.reached, context.backend
+    in_pairs, is_limited = not context.sql.is_bounded, context.options.limit is not None
+    began: int | None = None
+    if in_pairs:
+        read_from = moments.monotonic()
+        began = backend.alone(context.sql.now_without_lock_waits, durable=False)
+        if is_limited:
+            reached.leased.check(ClockRead(read_from, moments.monotonic(), backend.now() if began is None else began))
+    all_bounds = reached.groups, reached.sleeping
+    new, leased = reached.routed.begin(), reached.leased.begin()
     turns, sleeping = (bounds.begin(UNASSIGNED) for bounds in all_bounds)
-    marks = bound.needs_mark or any(bounds.needs_mark(UNASSIGNED) for bounds in all_bounds)
-    values = {"start": search.low >> BLOCK_BITS, "marks": marks, **values_of(turns, sleeping)}
-    found = context.backend.alone(lambda own: own.execute(_looking(context), values).one(), durable=False)
-    if found.drawn is not None and found.drawn + 1 < search.known:  # the numbers were set back
-        bound.reset()
-    elif found.drawn is not None:
-        last = (found.drawn + 1) >> BLOCK_BITS  # later messages draw greater numbers
-        end = last if found.block is None else min(found.block, last)
-        bound.found_nothing(search, end << BLOCK_BITS, Snapshot(found.now, found.oldest, found.mark))
-    reached.groups.note(turns, found)
-    times = {ASLEEP: found.asleep, PACED: found.paced}
-    firsts = [times[one] for one in sleeping.priorities]
-    reached.sleeping.note(sleeping, FirstTimes(found.now, firsts, oldest=found.oldest, mark=found.mark))
+    lows = turn_ranges.known_of(context, lows_of_search(turns))
+    values = {"start": place_of(context, new.low), "slot": slot_of(leased.low), **turn_ranges.values_of(lows)}
+    values |= of_states(lows_of_search(sleeping))
+    values["marks"] = reached.routed.needs_mark or any(bounds.needs_mark(UNASSIGNED) for bounds in all_bounds)
+
+    def look(connection: SqlConnection) -> _FoundByKeys:
+        return _FoundByKeys(sorted(lows), connection.execute(_looking(context, len(lows)), values).one())
+
+    found = [backend.look_at_uncommitted(look)] if in_pairs else []
+    found.append(backend.alone(look, durable=False))
+    _note_new(context, new, began, found)
+    if in_pairs and not backend.has_own_clock:
+        return
+    seen, waits = found[0], in_pairs and began is None
+    until = (began or seen.now) - LATE_BY - WRITTEN_WITHIN if in_pairs else seen.now
+    of_each = (turns, [one.turns for one in found]), (sleeping, [one.sleeping for one in found])
+    for bounds, (search, times) in zip(all_bounds, of_each, strict=True):
+        firsts = search.firsts(search.unassigned, times, waits=waits)
+        bounds.note(search, FirstTimes(until, firsts, oldest=seen.oldest, mark=seen.mark))
+    if found[-1].level is not None:
+        reached.groups.learn(UNASSIGNED, found[-1].level, most=turn_ranges.MOST_KNOWN if in_pairs else None)
+    if in_pairs and is_limited:
+        reached.leased.found(leased, [one.slot for one in found if one.slot is not None], until, waits=waits)
+        slot = found[-1].slot
+        if slot is not None and is_old(slot, found[-1].now):
+            _renew(context, slot)
 
 
 class _FoundByKeys:
-    """The result of `_looking_in_pairs` for these levels."""
+    """The result of `_looking` for these levels."""
 
     def __init__(self, levels: Sequence[int], row: Any) -> None:
-        self.now, self.second, self.slot, *firsts = row
+        self.now, self.oldest, self.mark, self.drawn, self.block, self.slot, *firsts = row
         self.sleeping = _found_of((ASLEEP, PACED), firsts)
         self.turns = _found_of(levels, firsts[2:])
         self.level = max((one for one in firsts[2 + len(levels) :] if one is not None), default=None)
@@ -83,44 +104,21 @@ def _found_of(places: Sequence[int], firsts: Sequence[int | None]) -> dict[int, 
     return {one: first for one, first in zip(places, firsts, strict=False) if first is not None}
 
 
-def _advance_in_pairs(context: TableContext) -> None:
-    reached, is_limited = context.reached, context.options.limit is not None
-    read_from = moments.monotonic()
-    began = context.backend.alone(context.sql.now_without_lock_waits, durable=False)
-    if is_limited:
-        now = context.backend.now() if began is None else began
-        reached.leased.check(ClockRead(read_from, moments.monotonic(), now))
-    search, leased = reached.routed.begin(), reached.leased.begin()
-    turns, sleeping = (bounds.begin(UNASSIGNED) for bounds in (reached.groups, reached.sleeping))
-    known = turn_ranges.known_of(context, lows_of_search(turns))
-    lows = of_states(lows_of_search(sleeping)) | turn_ranges.values_of(known)
-    values = {"start": search.low, "slot": slot_of(leased.low), **lows}
-
-    def look(connection: SqlConnection) -> _FoundByKeys:
-        return _FoundByKeys(sorted(known), connection.execute(_looking_in_pairs(context, len(known)), values).one())
-
-    found = [context.backend.look_at_uncommitted(look), context.backend.alone(look, durable=False)]
-    if began is not None and second_of(began) < search.known:  # the server's clock was set back
-        reached.routed.reset()
-    else:
+def _note_new(context: TableContext, search: BoundedSearch, began: int | None, found: Sequence[_FoundByKeys]) -> None:
+    """Advance the bound of new messages; ``began`` is the time, ns, unless a statement waited for a lock."""
+    bound, last = context.reached.routed, found[-1]
+    blocks = [one.block for one in found if one.block is not None]
+    if not context.sql.is_bounded:
+        if began is not None and second_of(began) < search.known:  # the server's clock was set back
+            bound.reset()
+            return
         end = search.known if began is None else max(search.known, second_of(began - WRITTEN_WITHIN))
-        seconds = [one.second for one in found if one.second is not None]
-        reached.routed.found_nothing(search, min([end, *seconds]), Snapshot(found[1].now))
-    if not context.backend.has_own_clock:
-        return
-    until, waits = (began or found[0].now) - LATE_BY - WRITTEN_WITHIN, began is None
-    firsts = sleeping.firsts(sleeping.unassigned, [one.sleeping for one in found], waits=waits)
-    reached.sleeping.note(sleeping, FirstTimes(until, firsts))
-    if is_limited:
-        slots = [one.slot for one in found if one.slot is not None]
-        reached.leased.found(leased, slots, until, waits=waits)
-        first = found[1].slot
-        if first is not None and is_old(first, found[1].now):
-            _renew(context, first)
-    firsts = turns.firsts(turns.unassigned, [one.turns for one in found], waits=waits)
-    reached.groups.note(turns, FirstTimes(until, firsts))
-    if found[1].level is not None:
-        reached.groups.learn(UNASSIGNED, found[1].level, most=turn_ranges.MOST_KNOWN)
+        bound.found_nothing(search, min([end, *blocks]), Snapshot(last.now))
+    elif last.drawn is not None and last.drawn + 1 < search.known:  # the numbers were set back
+        bound.reset()
+    elif last.drawn is not None:
+        block = min([(last.drawn + 1) >> BLOCK_BITS, *blocks])  # later messages draw greater numbers
+        bound.found_nothing(search, block << BLOCK_BITS, Snapshot(last.now, last.oldest, last.mark))
 
 
 def _renew(context: TableContext, slot: int) -> None:
@@ -141,41 +139,28 @@ def _renew(context: TableContext, slot: int) -> None:
 
 
 @built_once(maxsize=256)
-def _looking_in_pairs(context: TableContext, known: int) -> sa.Select[*tuple[Any, ...]]:
-    second = context.sql.block_of(context.rows)
-    new = context.sql.by_unrouted_index(sa.select(second).select_from(context.rows), context.rows)
-    new = new.where(of_any_key(context)).order_by(second).limit(1).scalar_subquery()
+def _looking(context: TableContext, known: int) -> sa.Select[*tuple[Any, ...]]:
+    rows, sql, null = context.rows, context.sql, sa.null()
+    block, slot = sql.block_of(rows), leased_keys.since()
     level, turn = message_keys.c.level, message_keys.c.turn
+    its = [is_unrouted(context), of_any_key(context)]
+    seen: list[sa.ColumnElement[Any]] = [null, null, null]
+    leased: Any = null
+    if sql.is_bounded:
+        its.append(block < sa.literal_column(str(CHANGED_BLOCK)))
+        seen = [*sql.seen_by(sa.bindparam("marks", type_=sa.Boolean), rows), last_drawn(rows)]
+    elif context.options.limit is not None:
+        leased = sa.select(slot).select_from(rows).with_hint(rows, index_of(rows, "leased")).order_by(slot).limit(1)
+        leased = leased.where(slot >= sa.bindparam("slot", type_=sa.BigInteger)).scalar_subquery()
+    new = sql.by_unrouted_index(sa.select(block).select_from(rows), rows).where(*its).order_by(block).limit(1)
     turns = [sa.select(turn).where(has_turn(context), one) for one in turn_ranges.of_known(known)]
     levels = [sa.select(level).where(has_turn(context), one) for one in turn_ranges.of_others(known)]
-    slot = leased_keys.since()
-    leased = sa.select(slot).select_from(context.rows).with_hint(context.rows, index_of(context.rows, "leased"))
-    leased = leased.where(slot >= sa.bindparam("slot", type_=sa.BigInteger)).order_by(slot).limit(1)
-    is_limited = context.options.limit is not None
     columns = [
-        new,
-        leased.scalar_subquery() if is_limited else sa.null(),
-        *(first_of(context, state) for state in (ASLEEP, PACED)),
+        *seen,
+        new.scalar_subquery(),
+        leased,
+        *(first_awake(context, state) for state in (ASLEEP, PACED)),
         *(turn_ranges.first_of(context, one, level, turn, index="turn") for one in (*turns, *levels)),
     ]
     named = (column.label(f"column_{place}") for place, column in enumerate(columns))
     return sa.select(context.backend.now_sql().label("now"), *named)
-
-
-@built_once(maxsize=256)
-def _looking(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    block = context.sql.block_of(context.rows)
-    its = is_unrouted(context), of_any_key(context), block < sa.literal_column(str(CHANGED_BLOCK))
-    first = sa.select(block).where(*its).order_by(block).limit(1)
-    oldest, mark = context.sql.seen_by(sa.bindparam("marks", type_=sa.Boolean), context.rows)
-    return sa.select(
-        context.backend.now_sql().label("now"),
-        oldest.label("oldest"),
-        mark.label("mark"),
-        first.scalar_subquery().label("block"),
-        last_drawn(context.rows).label("drawn"),
-        times_of(firsts_of(context)).label("firsts"),
-        unknown_level(context).label("of_unassigned"),
-        first_of(context, ASLEEP).label("asleep"),
-        first_of(context, PACED).label("paced"),
-    )
