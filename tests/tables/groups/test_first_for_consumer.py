@@ -97,6 +97,19 @@ def test_the_next_message_is_first_if_the_first_was_acked_by_its_id_while_it_wai
         assert firsts([next(deliveries)]) == [("b2", True)]
 
 
+def test_the_next_messages_are_first_if_those_of_two_groups_were_acked_while_they_waited(
+    exclusive: MessageTable,
+) -> None:
+    put(exclusive, "a1", "b1", "c1", "d1")
+    waiting = [one.id for one in exclusive.peek(10) if one.payload in ("b1", "c1")]
+    with exclusive.subscribe(consumer="x", limit=4) as deliveries:
+        assert next(deliveries).payload == "a1"
+        exclusive.ack(waiting)
+        assert next(deliveries).payload == "d1"
+        put(exclusive, "b2", "c2")
+        assert firsts([next(deliveries), next(deliveries)]) == [("b2", True), ("c2", True)]
+
+
 def test_a_worker_marks_the_message_behind_a_first_one_that_is_never_handled(exclusive: MessageTable) -> None:
     put(exclusive, "b1", "b2")
     skipped, behind = exclusive.receive(2, consumer="x")

@@ -235,7 +235,7 @@ def replace_first(context: TableContext, connection: SqlConnection, first: Mappi
     """Note which message of each group its owner gets first, by position; None: it has had none."""
     lock_groups(context, connection, first)
     values = [{"groups": [name], "first": position} for name, position in first.items()]
-    connection.execute(_replacing_first(context), values)
+    execute_later(connection, *[(_replacing_first(context), each) for each in values])
 
 
 def has_room(context: TableContext) -> sa.ColumnElement[bool]:
