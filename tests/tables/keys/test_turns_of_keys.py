@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.tables.conftest import MovableClock
@@ -288,3 +289,22 @@ def test_a_row_that_sleeps_longer_than_its_first_message_keeps_that_message(
     for passed, due in ((0, []), (10, ["a0"]), (2, ["a1"])):
         clock.now += passed * second
         assert [one.payload for one in fair.receive()] == due
+
+
+@pytest.mark.both_servers
+def test_messages_that_plain_sql_copies_back_are_delivered(fair: MessageTable, database: Database) -> None:
+    """Their columns say that they are routed, but the row of their key is gone."""
+    _put(fair, "a", "b")
+    fair.give_back(fair.receive())
+    with database.backend.engine.begin() as connection:
+        columns = ", ".join(
+            one["name"] for one in sa.inspect(connection).get_columns("orders") if "computed" not in one
+        )
+        connection.exec_driver_sql(f"CREATE TABLE saved AS SELECT {columns} FROM orders")  # noqa: S608  # ours
+        connection.exec_driver_sql("UPDATE saved SET routed = 1")
+    fair.ack(fair.receive())
+    run(database, "DELETE FROM orders")
+    assert fair.receive() == []
+    run(database, "DELETE FROM waterclock_message_keys")  # PostgreSQL keeps them for some minutes
+    run(database, f"INSERT INTO orders ({columns}) SELECT {columns} FROM saved")  # noqa: S608  # ours
+    assert sorted(one.payload for one in fair.receive()) == ["a", "b"]

@@ -237,6 +237,17 @@ def test_a_consumer_of_groups_or_keys_needs_their_state(roles: Roles, title: str
 
 
 @pytest.mark.parametrize("roles", ["postgresql"], indirect=True)
+def test_messages_come_back_if_the_owner_of_a_trigger_may_not_draw_numbers(roles: Roles) -> None:
+    """ALTER TABLE … OWNER TO leaves the functions of the triggers with the old owner."""
+    roles.orders.drop()
+    fair = roles.owner.create_table("orders", payload="text", fair_by="group")
+    run_program(roles.url_of_owner, "ALTER FUNCTION orders_moved() OWNER TO inserter;")
+    fair.put("x", group="a")
+    fair.nack(fair.receive(), "0s")
+    assert [one.payload for one in fair.receive()] == ["x"]
+
+
+@pytest.mark.parametrize("roles", ["postgresql"], indirect=True)
 def test_a_consumer_that_moves_dead_letters_needs_both_tables(roles: Roles) -> None:
     roles.orders.drop()
     options = {"dead_letter": "failed", "max_attempts": 1, "on_expired": "dead_letter"}

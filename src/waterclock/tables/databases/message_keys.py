@@ -22,6 +22,9 @@ _IS_MOVED = """
 
 One that was acked before it was routed is behind the bound of searches for unrouted ones."""
 
+IS_COPIED = "NEW.routed <> 0 AND NEW.time_acked IS NULL"
+"""The condition that plain SQL puts a message back that was routed: the row of its key may be gone."""
+
 
 UNACKED_SQL = "COALESCE(time_acked, -1) = CAST(-1 AS BIGINT)"
 """The condition `not_acked` on PostgreSQL: indexes of other messages do not answer it."""
@@ -70,7 +73,7 @@ def add_keys(
         "is_leased": leased,
         "is_moved": _IS_MOVED % {"differs": differs % {"source": quote(source.column)}},
         "late_index": quote(f"{rows.name}_late_idx"),
-        "moved": quote(f"{rows.name}_moved"),
+        **{verb: quote(f"{rows.name}_{verb}") for verb in ("moved", "copied")},
         **{name: quote(f"{rows.name}_{name}_idx") for name in names},
     }
     for statement in statements:

@@ -77,9 +77,10 @@ _IF_LATE = f"""
         IF NEW.time_acked IS NULL AND NEW.time_next < {NOW} - {LATE_BY} + {SINCE_START} THEN
             SET NEW.routed = 2;
         END IF;"""
-# INSERT IGNORE, and a session without strict mode, replace NULL by 0 only after the trigger.
+# If plain SQL puts a message back that was routed, the row of its key may be gone.
 _SINCE = f"""
-        SET NEW.{UNROUTED_SINCE} = IF(NEW.routed <=> 1 OR NEW.time_acked IS NOT NULL, NULL, {SINCE_SQL});
+        SET NEW.routed = 0;
+        SET NEW.{UNROUTED_SINCE} = IF(NEW.time_acked IS NULL, {SINCE_SQL}, NULL);
         SET NEW.{LEASED_SINCE} =
             IF(NEW.claim_id IS NULL OR NEW.time_acked IS NOT NULL, NULL, {leased_keys.SINCE_SQL});"""
 # Our own updates always change the claim if they change anything that matters to a group.

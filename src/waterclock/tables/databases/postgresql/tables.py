@@ -22,7 +22,7 @@ from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_late, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
-from waterclock.tables.databases.message_keys import INDEXES, UNACKED_SQL, column_of, index_of_unrouted
+from waterclock.tables.databases.message_keys import INDEXES, IS_COPIED, UNACKED_SQL, column_of, index_of_unrouted
 from waterclock.tables.databases.postgresql import adopting
 from waterclock.tables.databases.postgresql.arrays import KEPT_SETTING, Bigints, kept, listed, unnested
 from waterclock.tables.databases.postgresql.claiming_without_groups import (
@@ -42,7 +42,7 @@ from waterclock.tables.databases.postgresql.newest_versions import (
     place_in,
 )
 from waterclock.tables.databases.postgresql.partitions import PostgresqlDays, insert_unacked
-from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_SQL, CHANGED, DRAWN_SQL, block_of
+from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_SQL, CHANGED, DRAWN_SQL, SEQS_SQL, block_of
 from waterclock.tables.databases.postgresql.waking import TRIGGERS, Listening
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES, Key, LongKey, TableDialect
 from waterclock.tables.model.claims.bounds import LATE_BY
@@ -152,6 +152,8 @@ _KEYS = [
         f"""
         CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql
         SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$  -- roles that change messages may not draw numbers
+        DECLARE
+            seqs text := {SEQS_SQL};
         BEGIN
             NEW.routed := {DRAWN_SQL};
             RETURN NEW;
@@ -159,6 +161,9 @@ _KEYS = [
         """
         CREATE TRIGGER %(moved)s BEFORE UPDATE OF time_next, time_acked, priority, %(source)s ON %(table)s
         FOR EACH ROW WHEN (%(is_moved)s) EXECUTE FUNCTION %(moved)s()""",
+        f"""
+        CREATE TRIGGER %(copied)s BEFORE INSERT ON %(table)s
+        FOR EACH ROW WHEN ({IS_COPIED}) EXECUTE FUNCTION %(moved)s()""",
     )
     for key in ("CAST(%(source)s AS TEXT)", "(CAST(%(source)s AS JSON) ->> '%(header)s')")
 ]

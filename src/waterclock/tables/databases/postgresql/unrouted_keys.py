@@ -32,10 +32,13 @@ BLOCK_SQL = (
 )
 """The first column of the index, for DDL."""
 
-DRAWN_SQL = f"""CASE WHEN NEW.claim_id IS NULL
-            THEN GREATEST({CHANGED + 1}, nextval(pg_get_serial_sequence(CAST(TG_RELID::regclass AS text), 'seq')))
-            ELSE {CHANGED} END"""
-"""The value of ``routed`` of a message that may be due earlier than before, for a trigger."""
+SEQS_SQL = "pg_get_serial_sequence(CAST(TG_RELID::regclass AS text), 'seq')"
+"""The sequence of the numbers, for a trigger."""
+DRAWN_SQL = f"""CASE WHEN NEW.claim_id IS NULL AND has_sequence_privilege(seqs, 'USAGE')
+            THEN GREATEST({CHANGED + 1}, nextval(CAST(seqs AS regclass))) ELSE {CHANGED} END"""
+"""The value of ``routed`` of a message that may be due earlier than before, for a trigger.
+
+If the table was given to another owner, the owner of the trigger's function may not draw numbers."""
 
 _LAST_DRAWN = """(
     SELECT CASE WHEN has_sequence_privilege(seqs, 'SELECT') THEN COALESCE(pg_sequence_last_value(seqs), 0) END

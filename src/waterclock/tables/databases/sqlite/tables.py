@@ -21,7 +21,7 @@ from waterclock.tables.databases.claiming_rows import ClaimsInSteps
 from waterclock.tables.databases.indexes import index_acked, index_expiring, index_unacked
 from waterclock.tables.databases.inserting import NewRows
 from waterclock.tables.databases.json_list import JsonList
-from waterclock.tables.databases.message_keys import INDEXES, column_of, index_of_unrouted
+from waterclock.tables.databases.message_keys import INDEXES, IS_COPIED, column_of, index_of_unrouted
 from waterclock.tables.databases.sqlite import adopting
 from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.databases.table_dialect import TableDialect
@@ -77,6 +77,11 @@ _KEYS = [
         BEGIN
             UPDATE %(table)s SET routed = 0 WHERE seq = NEW.seq;
         END""",
+        f"""
+        CREATE TRIGGER %(copied)s AFTER INSERT ON %(table)s WHEN {IS_COPIED}
+        BEGIN
+            UPDATE %(table)s SET routed = 0 WHERE seq = NEW.seq;
+        END""",  # noqa: S608  # a constant
     )
     for key in (
         "CAST(%(source)s AS TEXT)",
