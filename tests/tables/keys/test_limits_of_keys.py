@@ -404,8 +404,26 @@ def test_invalid_limits_are_refused_by_name(make_table: MakeTable, options: dict
 def test_the_key_of_a_table_cannot_change(limited: MessageTable) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^limit must keep the key '"):
         limited.alter(limit={"kind": 3})
-    with pytest.raises(InvalidArgumentError, match=r"^limit must keep the key '"):
-        limited.alter(limit=None)
+    with pytest.raises(InvalidArgumentError, match=r"^limit must keep the key 'customer'"):
+        limited.alter(limit={"kind": 3}, rate=None)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_table_created_without_keys_gets_none(make_table: MakeTable) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^limit must be None in a table without keys, got {'kind': 3}\. "):
+        make_table().alter(limit={"kind": 3})
+
+
+def test_keys_still_take_turns_after_their_limit_is_lifted(limited: MessageTable) -> None:
+    _put(limited, "a0", "a1", "a2", "b0")
+    assert len(limited.receive(100)) == 3
+    limited.alter(limit=None)
+    _put(limited, "a3", "b1")
+    assert [one.payload for one in limited.receive(2)] in (["a2", "b1"], ["b1", "a2"])
+    limited.alter(limit={"customer": 1}, weights={"a": 2})
+    assert limited.receive(100) == []
+    limited.alter(limit=None)
+    assert [one.payload for one in limited.receive(100)] == ["a3"]
 
 
 def test_a_priority_without_due_messages_takes_no_place_of_its_key(limited: MessageTable) -> None:

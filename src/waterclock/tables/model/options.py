@@ -292,12 +292,17 @@ class TableOptions:
                 remedy = f"the changeable options are {', '.join(known)}"
                 raise InvalidArgumentError(unknown_name("changeable option", option, known, remedy))
         given: dict[str, Any] = {**asdict(self), **changes}
+        if not given["limit"] and not given["rate"]:
+            given["fair_by"] = self.turns_by  # without a limit and a rate, keys still take turns
         checked = TableOptions.check(**given)
         if checked.turns_by != self.turns_by:
-            option = "rate" if "rate" in changes else "limit"
+            option = "rate" if changes.get("rate") else "limit"
+            how = "be None in a table without keys"
+            if self.turns_by is not None:
+                how = f"keep the key {quoted(self.turns_by)}, with which the table was created"
             raise InvalidArgumentError(
-                f"{option} must keep the key {quoted(self.turns_by)}, with which the table was created, got"
-                f" {quoted(getattr(checked, option))}. Create another table, and move the messages"
+                f"{option} must {how}, got {quoted(getattr(checked, option))}. Create another table, and"
+                " move the messages"
             )
         return checked
 
