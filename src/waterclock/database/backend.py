@@ -18,7 +18,7 @@ from waterclock._support import moments
 from waterclock._support.pickling import warn_of_secret
 from waterclock._support.quoting import quoted
 from waterclock._support.urls import redacted, shown
-from waterclock.database.deadlines import ANSWERS_WITHIN, LONGEST_STATEMENT, SLACK, watch_pool
+from waterclock.database.deadlines import ANSWERS_WITHIN, LONGEST_STATEMENT, SLACK, is_over, watch_pool
 from waterclock.database.driver_fast_path import DirectConnectionPool
 from waterclock.database.engines.database_url import DIALECTS, parse_url
 from waterclock.database.engines.explicit_updates import compile_explicitly
@@ -380,6 +380,7 @@ class Backend:
                 return work(connection)
         if not self._has_catalogue:
             self._require_catalogue()
+        began = moments.monotonic()
         with self._reading_translated():
             for _ in range(DirectConnectionPool.KEPT):
                 try:
@@ -387,7 +388,8 @@ class Backend:
                         return work(direct)
                 except exc.DBAPIError as error:
                     # If a cached one predates a restart, or has stale plans, another one follows.
-                    if not (error.connection_invalidated or self.dialect.has_stale_plan(error)):
+                    may_pass = error.connection_invalidated or self.dialect.has_stale_plan(error)
+                    if not may_pass or is_over(began):
                         raise
             with self._direct.lend(None) as direct:
                 return work(direct)

@@ -122,6 +122,11 @@ def lent(connection: Any, seconds: float | None = None) -> None:
         _watch.add(connection, limit)
 
 
+def is_over(began: float) -> bool:
+    """Return whether this thread has a limit that has passed since a time of the monotonic clock, s."""
+    return mine.seconds is not None and moments.monotonic() - began >= mine.seconds
+
+
 def returned(connection: Any) -> None:
     """End the deadline of a driver's connection."""
     _watch.remove(connection)

@@ -13,6 +13,7 @@ from tests.work.faults.stalling import StallingWire, stalling
 import waterclock as wc
 from waterclock.database import backend as backend_module
 from waterclock.database import deadlines
+from waterclock.database.sql_connection import SqlConnection
 
 
 @pytest.fixture(params=["postgresql", "mariadb"])
@@ -76,3 +77,19 @@ def test_a_caller_may_hold_a_transaction_of_theirs_beyond_the_timeout(
 def test_a_timeout_that_no_call_could_keep_is_refused(timeout: str) -> None:
     with pytest.raises(wc.InvalidArgumentError, match="timeout"):
         wc.connect("sqlite://", timeout=timeout)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_statement_that_exceeds_the_limit_of_its_thread_is_not_repeated(
+    connect: Callable[..., wc.Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "_LOOK_EVERY", 0.01)
+    asked: list[None] = []
+
+    def ask(connection: SqlConnection) -> None:
+        asked.append(None)
+        connection.execute(sa.text("SELECT pg_sleep(60)"))
+
+    with deadlines.answers_within(0.1), pytest.raises(wc.UnavailableError):
+        connect(create=True).backend.look(ask)
+    assert len(asked) == 1

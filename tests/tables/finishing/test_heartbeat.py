@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -208,6 +209,39 @@ def test_one_thread_beats_for_all_and_ends_when_it_has_nothing_to_hold(
     thread.join(30)
     assert not thread.is_alive()
     assert table.stats().acked == 2
+
+
+@pytest.mark.one_database
+def test_a_table_that_does_not_answer_lets_no_lease_of_another_end(
+    make_table: MakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers, extended = threading.Event(), threading.Event(), threading.Event()
+
+    def extend(deliveries: list[Any], now: int) -> None:
+        if deliveries[0].context.name == "locked":
+            asked.set()
+            assert answers.wait(30)
+        else:
+            extended.set()
+        for one in deliveries:
+            one.beat_at = now + 3600 * SECOND
+
+    monkeypatch.setattr(heartbeat, "_extend", extend)
+    monkeypatch.setattr(heartbeat, "_IDLE", 0.01)
+    made, kept = heartbeat.Heartbeat(), []
+    try:
+        for name, begins in (("locked", asked), ("free", extended)):
+            table = make_table(name)
+            table.put("tea")
+            [delivery] = table.receive()
+            delivery.beat_at = 0
+            kept.append(delivery)
+            made.keep(delivery)
+            assert begins.wait(30)
+    finally:
+        answers.set()
+        for delivery in kept:
+            made.release(delivery)
 
 
 @pytest.mark.usefixtures("young_heap")

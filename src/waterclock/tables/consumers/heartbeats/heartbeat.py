@@ -1,6 +1,9 @@
 """The heartbeat: one thread for each process and database, which extends the leases of the process.
 
-The thread extends the leases of deliveries that are being handled, renews the leases of exclusive consumers, and writes
+If a process handles messages of several tables, each further table has a thread of its own: if a table is
+locked, the leases of the others must not end.
+
+A thread extends the leases of deliveries that are being handled, renews the leases of exclusive consumers, and writes
 the process's row in the catalogue. If a process stops or dies, its heartbeat stops and its leases end. Times in this
 module are nanoseconds of the monotonic clock. An extended lease ends ``ack_wait`` after the database's current time.
 """
@@ -120,9 +123,24 @@ class Heartbeat:
         self._kept_since: dict[int, int] = {}
         self._looks_at = 0
         self._warned_at: dict[int, int] = {}
+        self._first_table: int | None = None  # whose leases this one extends
+        self._of_tables: dict[int, Heartbeat] = {}  # the heartbeats of the other tables
+
+    def _of(self, delivery: HandledDelivery) -> Heartbeat:
+        """Return the heartbeat of a delivery's table."""
+        table_id = delivery.context.table_id
+        with self._changed:
+            if self._first_table is None:
+                self._first_table = table_id
+            if not self._beats or table_id == self._first_table:
+                return self
+            return self._of_tables.setdefault(table_id, Heartbeat())
 
     def keep(self, delivery: HandledDelivery) -> None:
         """Extend a delivery's lease whenever due, and check whether the message is cancelled."""
+        if (other := self._of(delivery)) is not self:
+            other.keep(delivery)
+            return
         with self._changed:
             now = moments.monotonic_ns()
             if not self._deliveries:
@@ -133,6 +151,9 @@ class Heartbeat:
 
     def release(self, delivery: HandledDelivery) -> None:
         """Stop extending a delivery's lease."""
+        if (other := self._of(delivery)) is not self:
+            other.release(delivery)
+            return
         with self._changed:
             self._deliveries.pop(id(delivery), None)
             self._kept_since.pop(id(delivery), None)
@@ -144,6 +165,9 @@ class Heartbeat:
                 self._kept_since = dict.fromkeys(self._kept_since, 0)
                 self._looks_at = 0
                 self._go(0)
+            others = list(self._of_tables.values())
+        for other in others:
+            other.look_now()
 
     def add(self, beating: Beating) -> None:
         """Beat for a consumer or a process until it is over. Holds only a weak reference."""
