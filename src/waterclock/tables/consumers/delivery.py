@@ -505,9 +505,10 @@ class Delivery:
 
     def _lost_error(self, verb: str) -> LeaseLostError:
         return LeaseLostError(
-            f"cannot {verb} message {self.id!r} of table {self.context.name!r}: its lease ended at"
-            f" {format_time(self.lease_until)}, and the message was redelivered, acked or rescheduled. Use a longer"
-            f" ack_wait than {format_duration(self.context.options.ack_wait)}, or extend the lease"
+            f"cannot {verb} message {self.id!r} of table {self.context.name!r}: its lease until"
+            f" {format_time(self.lease_until)} was lost, because the message was redelivered, acked, rescheduled or"
+            f" deleted. If the lease had ended, use a longer ack_wait than"
+            f" {format_duration(self.context.options.ack_wait)}, or extend the lease"
         )
 
     def __enter__(self) -> Self:
