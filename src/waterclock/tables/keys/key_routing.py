@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -62,37 +62,30 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
     """
     if not try_turn(context, connection):
         return
-    after = context.turns.routed
+    after, jumps = context.turns.routed, context.sql.begins_at_constants
     seen: list[Any] = []
     is_of_few = False
     most = min(_ROUTED_AT_ONCE, max(_ROUTED_AT_LEAST, _ROUTED_FOR_EACH * wanted))
     places: set[Place] = set()
     for number in range(_WINDOWS):
-        begun_at, skips = after, False
-        if number and after is not None and context.sql.is_bounded:
-            skips = True
-            window = _skip(context, connection, after, _SKIPPED_AT_ONCE)
-            after = _end_of(window, _SKIPPED_AT_ONCE)
-        elif is_of_few and after is not None and context.sql.begins_at_constants:
-            skips = True
-            window, after = _pass(context, connection, after, seen, now)
-        else:
-            window = _read(context, connection, after, most)
-            after = _end_of(window, most)
+        begun_at = after
+        skips = number > 0 and after is not None and context.sql.is_bounded
+        window = (_skip if skips else _read)(context, connection, after, _SKIPPED_AT_ONCE if skips else most)
+        after = _end_of(window, _SKIPPED_AT_ONCE if skips else most)
         seen += window
         its = {(row.key, -row.priority) for row in window}
-        few = max(1, len(window) // _FEW) if context.sql.begins_at_constants else 1
-        is_of_few = after is not None and 0 < len(its) <= few
+        is_of_few = after is not None and 0 < len(its) <= (max(1, len(window) // _FEW) if jumps else 1)
         # The row of a key stands for all its messages, and later claims mark them.
         marks = not (skips or (number and is_of_few))
         has_new = _route(context, connection, window, now, are_locked=not skips, marks=marks)
         places |= its
         is_enough = len(places) >= wanted or after is None or not has_new
-        if is_enough and not is_of_few and (after is not None or begun_at is None):
+        if (jumps and is_of_few) or (is_enough and not is_of_few and (after is not None or begun_at is None)):
             break
+    if after is not None and jumps:
+        found, after = _look_for_others(context, connection, after, seen if is_of_few else (), now)
+        _route(context, connection, found, now, are_locked=False, marks=False)
     context.turns.routed = after
-    if after is not None and context.sql.begins_at_constants:
-        _route(context, connection, _look_ahead(context, connection, after, now), now, are_locked=False, marks=False)
 
 
 def _end_of(window: Sequence[Any], count: int) -> Behind | None:
@@ -100,46 +93,39 @@ def _end_of(window: Sequence[Any], count: int) -> Behind | None:
     return (window[-1].block, window[-1].key, window[-1].priority) if len(window) == count else None
 
 
-def _skip(context: TableContext, connection: SqlConnection, after: Behind, count: int) -> list[Any]:
+def _skip(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:
     """Read the first message of each of the next keys and priorities behind a place, locked or not."""
     return list(connection.execute(_next_places(context), {**_named(after), "count": count}))
 
 
-def _pass(
-    context: TableContext, connection: SqlConnection, after: Behind, seen: Sequence[Any], now: int
-) -> tuple[list[Any], Behind]:
-    """Read messages of other keys than those with most of the messages seen, locked or not, and return where to go on.
+def _look_for_others(
+    context: TableContext, connection: SqlConnection, after: Behind, few: Sequence[Any], now: int
+) -> tuple[Sequence[Any], Behind]:
+    """Read a message of each key that has no row, or sleeps, behind a place, and return where to go on.
 
-    Messages that are due before the first of their key are read, too.
+    The messages may be locked. If those seen are of ``few`` keys, one search passes most messages of these. Another one
+    goes on where the last one ended.
     """
-    firsts: dict[tuple[str, int], int] = {}
-    for row in seen:
-        place = row.key, row.priority
-        firsts[place] = min(row.time_next, firsts.get(place, row.time_next))
-    most_common = Counter((row.key, row.priority) for row in seen).most_common(unrouted_keys.MOST_PASSED)
-    passed = {place: firsts[place] for place, _ in most_common}
-    count, values, end = unrouted_keys.passing(passed, after[0], now)
-    window = list(connection.execute(_passing(context, count), {**values, "count": _SKIPPED_AT_ONCE}))
-    last = _end_of(window, _SKIPPED_AT_ONCE)
-    # The search begins with the first key of the second, so its end may be before the place behind which it goes on.
-    return window, max(after, last) if last is not None and last[0] < end else (end, "", -MAX_NS)
-
-
-def _look_ahead(context: TableContext, connection: SqlConnection, after: Behind, now: int) -> Sequence[Any]:
-    """Read a message of each key that has no row, or sleeps, behind the last such look, locked or not.
-
-    The other searches pass many messages of few keys, but not those of many keys.
-    """
-    turns = context.turns
-    if moments.monotonic() - turns.looked_ahead_at < _LOOK_AHEAD_EVERY:
-        return ()
-    turns.looked_ahead_at = moments.monotonic()
-    values = {"start": max(turns.ahead, after[0]), "now": now, "count": _SKIPPED_AT_ONCE}
-    end = connection.execute(_ahead(context), values).scalar()
-    found = connection.execute(_without_turn(context), values).all()
-    if len(found) < _SKIPPED_AT_ONCE:
-        turns.ahead = 0 if end is None else max(end, values["start"] + 1)
-    return found
+    turns, found = context.turns, list[Any]()
+    values = {"now": now, "count": _SKIPPED_AT_ONCE}
+    if few:
+        firsts: dict[Place, int] = {}
+        for row in few:
+            firsts[row.key, row.priority] = min(row.time_next, firsts.get((row.key, row.priority), row.time_next))
+        common = Counter((row.key, row.priority) for row in few).most_common(unrouted_keys.MOST_PASSED)
+        passing = unrouted_keys.passing({place: firsts[place] for place, _ in common}, after[0], now)
+        found += connection.execute(_without_turn(context, passing.count), {**passing.values, **values})
+        if len(found) < _SKIPPED_AT_ONCE:
+            after = passing.end, "", -MAX_NS
+    if moments.monotonic() - turns.looked_ahead_at >= _LOOK_AHEAD_EVERY:
+        turns.looked_ahead_at = moments.monotonic()
+        start = values["start"] = max(turns.ahead, after[0])
+        end = connection.execute(_end_of_look(context), values).scalar()
+        ahead = connection.execute(_without_turn(context, 0), values).all()
+        if len(ahead) < _SKIPPED_AT_ONCE:
+            turns.ahead = 0 if end is None else max(end, start + 1)
+        found += ahead
+    return found, after
 
 
 def _read(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:
@@ -147,26 +133,14 @@ def _read(context: TableContext, connection: SqlConnection, after: Behind | None
     if after is None:
         return _lock(context, connection, "first", {**lows_of(context).values, "count": count})
     found: list[Any] = []
-    for which in _parts(context):
+    # SQLite does not search an index from several values on.
+    for which in ("same", "behind") if context.sql.one_writer else ("behind",):
         if len(found) < count:
             found += _lock(context, connection, which, {**_named(after), "count": count - len(found)})
     return found
 
 
-_Which = Literal["first", "behind", "same", "later", "newer"]
-
-
-def _parts(context: TableContext) -> tuple[_Which, ...]:
-    """Return the searches for messages behind a place.
-
-    MariaDB does not search an index from several values on in any form of the condition, so each part is a search.
-    """
-    if context.sql.is_bounded:
-        return ("behind",)
-    return ("same", "later", "newer") if context.sql.begins_at_bounds else ("same", "later")
-
-
-def _lock(context: TableContext, connection: SqlConnection, which: _Which, values: Mapping[str, Any]) -> list[Any]:
+def _lock(context: TableContext, connection: SqlConnection, which: str, values: Mapping[str, Any]) -> list[Any]:
     found = list(connection.execute(_window(context, which), values))
     if any(row.seq is None for row in found):  # others have locked some: behind these may be more
         return list(connection.execute(_window(context, which, locks=True), values))
@@ -247,26 +221,25 @@ def _last(rows: sa.Table) -> tuple[sa.ColumnElement[Any], ...]:
 
 
 @built_once(maxsize=256)
-def _window(context: TableContext, which: _Which, *, locks: bool = False) -> sa.Select[*tuple[Any, ...]]:
+def _window(context: TableContext, which: str, *, locks: bool = False) -> sa.Select[*tuple[Any, ...]]:
     """Lock new messages; if ``locks``, the search itself locks them, and so finds those behind locked ones."""
     rows = context.rows
     key, block = context.sql.few(rows.c[MESSAGE_KEY]), context.sql.block_of(rows)
     last_block, last, priority = _last(rows)
     if context.sql.one_writer:  # SQLite stores invalid text, too, which Python reads as bytes
         last = last.op("||")(sa.literal_column("''"))  # a CAST would keep it from the index
-    has_blocks = context.sql.begins_at_bounds
-    same = (block == last_block,) if has_blocks else ()
-    chosen = {
-        "first": lambda: (of_any_key(context),),
-        "same": lambda: (*same, key == last, rows.c.priority > priority),
-        "later": lambda: (*same, key > last),
-        "newer": lambda: (block > last_block,),
-        "behind": lambda: (is_behind(rows, _last(rows)),),
-    }
-    order = () if which == "same" else (key,) if which == "later" or not has_blocks else (block, key)
+    if context.sql.is_bounded:
+        behind = is_behind(rows, _last(rows))
+    elif context.sql.one_writer:
+        behind = key > last
+    else:  # as ranges of the index
+        behind = (block > last_block) | ((block == last_block) & (key > last))
+        behind |= (block == last_block) & (key == last) & (rows.c.priority > priority)
+    chosen = {"first": of_any_key(context), "same": (key == last) & (rows.c.priority > priority), "behind": behind}
+    order = () if which == "same" else (key,) if context.sql.one_writer else (block, key)
     its = rows.c.priority, rows.c.time_next, rows.c.claim_id
     columns = rows.c.seq, block.label("block"), key.label("key"), *its
-    conditions = is_unrouted(context), *chosen[which]()
+    conditions = is_unrouted(context), chosen[which]
 
     def search(source: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
         adapt = adapted(source, rows)
@@ -284,32 +257,27 @@ def _next_places(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     return next_places(context.rows, _last(context.rows))
 
 
-@built_once(maxsize=256)
-def _passing(context: TableContext, count: int) -> sa.Select[*tuple[Any, ...]]:
-    rows = context.rows
-    place = context.sql.block_of(rows).label("block"), rows.c[MESSAGE_KEY].label("key"), rows.c.priority
-    found = context.sql.by_unrouted_index(sa.select(rows.c.seq, *place, rows.c.time_next, rows.c.claim_id), rows)
-    found = found.where(is_unrouted(context), unrouted_keys.is_not_passed(rows, count))
-    return found.order_by(*place, rows.c.time_next).limit(sa.bindparam("count", type_=sa.Integer))
+def _unrouted(context: TableContext, passed: int) -> sa.Select[*tuple[Any, ...]]:
+    """Select new messages by the index alone: those that are not ``passed`` with so many keys, or all from a second on.
 
-
-def _behind(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    """Select new messages from a second on, by the index alone."""
+    Its parameters are `unrouted_keys.Passing.values`, or ``start``.
+    """
     rows = context.rows
     place = context.sql.block_of(rows).label("block"), rows.c[MESSAGE_KEY].label("key"), rows.c.priority
     found = context.sql.by_unrouted_index(sa.select(rows.c.seq, *place, rows.c.time_next), rows)
-    return found.where(of_any_key(context)).order_by(*place, rows.c.time_next)
+    chosen = unrouted_keys.is_not_passed(rows, passed) if passed else of_any_key(context)
+    return found.where(chosen).order_by(*place, rows.c.time_next)
 
 
 @built_once(maxsize=256)
-def _ahead(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    end = _behind(context).with_only_columns(context.sql.block_of(context.rows), maintain_column_froms=True)
+def _end_of_look(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    end = _unrouted(context, 0).with_only_columns(context.sql.block_of(context.rows), maintain_column_froms=True)
     return end.limit(sa.literal_column("1")).offset(sa.literal_column(str(_LOOKED_AHEAD)))
 
 
 @built_once(maxsize=256)
-def _without_turn(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    new = _behind(context).limit(sa.literal_column(str(_LOOKED_AHEAD))).subquery("new")
+def _without_turn(context: TableContext, passed: int) -> sa.Select[*tuple[Any, ...]]:
+    new = _unrouted(context, passed).limit(sa.literal_column(str(_LOOKED_AHEAD))).subquery("new")
     its, whole = message_keys.c, context.rows.alias("whole")
     of_key = its.table_id == context.table_id, its.message_key == new.c.key, its.level == -new.c.priority
     is_early = (its.is_due == ASLEEP) & (new.c.time_next <= sa.bindparam("now", type_=sa.BigInteger))

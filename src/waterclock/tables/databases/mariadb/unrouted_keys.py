@@ -9,6 +9,7 @@ no search passes those of routed messages, living or dead.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -67,8 +68,16 @@ def is_not_passed(rows: sa.FromClause, count: int) -> sa.ColumnElement[bool]:
     return sa.and_(*chosen)
 
 
-def passing(passed: Mapping[tuple[str, int], int], after: int, now: int) -> tuple[int, dict[str, int | str], int]:
-    """Return how many keys a search passes, its parameters, and the second at which to go on.
+class Passing(NamedTuple):
+    """A search that passes messages of some keys."""
+
+    count: int  # how many keys
+    values: dict[str, int | str]  # the parameters of `is_not_passed`
+    end: int  # the second at which to go on
+
+
+def passing(passed: Mapping[tuple[str, int], int], after: int, now: int) -> Passing:
+    """Return a search that passes keys.
 
     ``passed`` are keys and priorities, with the due times of their first messages. The search looks at the seconds from
     ``after`` on, and at the newest ones.
@@ -83,7 +92,7 @@ def passing(passed: Mapping[tuple[str, int], int], after: int, now: int) -> tupl
     for nth in range(count):
         (key, priority), due = places[min(nth, len(places) - 1)]
         values |= {f"key_{nth}": key, f"priority_{nth}": priority, f"first_{nth}": due}
-    return count, values, end
+    return Passing(count, values, end)
 
 
 def _seconds_of(count: int) -> int:
