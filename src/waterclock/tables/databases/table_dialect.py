@@ -177,11 +177,22 @@ class TableDialect(ABC):
         """Insert rows of the catalogue whose keys are missing."""
 
     def change_each(
-        self, table: sa.Table, key: Mapping[str, Any], values: Mapping[str, Any], **same: sa.ColumnElement[Any]
+        self,
+        table: sa.Table,
+        is_row: sa.ColumnElement[bool],
+        key: Mapping[str, Any],
+        values: Mapping[str, Any],
+        least: Mapping[str, sa.ColumnElement[int]] | None = None,
+        **same: sa.ColumnElement[Any],
     ) -> sa.Update | sa.Insert:
-        """Return the statement that changes locked rows of the catalogue, to be run with the parameters of each."""
-        these = [table.c[name] == value for name, value in key.items()]
-        return sa.update(table).where(*these).values({**values, **same})
+        """Return the statement that changes locked rows of the catalogue, to be run with the parameters of each.
+
+        ``is_row`` is the condition that a row has the ``key``. A column gets no value below that in ``least``, which is
+        computed when its row is written.
+        """
+        del key  # the condition says it
+        bounded = {name: self.larger(values[name], one) for name, one in (least or {}).items() if name in values}
+        return sa.update(table).where(is_row).values({**values, **bounded, **same})
 
     changed = 0  # the value of ``routed`` of a message that was routed, and that plain SQL changed since
 

@@ -29,7 +29,7 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import LOWEST, message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.databases.mariadb.listed_rows import change_listed, delete_listed
+from waterclock.tables.databases.mariadb.listed_rows import delete_listed
 from waterclock.tables.databases.table_dialect import LongKey
 from waterclock.tables.groups.settled_values import written_at
 from waterclock.tables.keys.execute_together import Search, execute_together
@@ -327,32 +327,21 @@ def _change(
     context: TableContext, connection: SqlConnection, values: Mapping[Place, Mapping[str, int]], **same: int
 ) -> None:
     """Set columns of each row to its values, and other columns to the same values in all rows."""
-    if context.sql.waits_for_each and values:
+    if values:
         names = tuple(next(iter(values.values())))
-        changes = [[*place, *map(own.__getitem__, names)] for place, own in values.items()]
-        connection.execute(_changing_all(context, names, tuple(same.items())), {"changes": changes})
-        return
-    changes = [
-        (
-            _changing(context, tuple(own), tuple(same.items())),
-            _named(place) | {f"new_{name}": own[name] for name in own},
-        )
-        for place, own in values.items()
-    ]
-    execute_later(connection, *changes)
+        changes = [_named(place) | {f"new_{name}": own[name] for name in names} for place, own in values.items()]
+        execute_later(connection, (_changing(context, names, tuple(same.items())), changes))
 
 
 @built_once(maxsize=1024)
-def _changing(context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]) -> sa.Update:
-    own = {name: _not_past(context, name, sa.bindparam(f"new_{name}", type_=sa.BigInteger())) for name in columns}
-    return sa.update(message_keys).where(_this(context)).values(own | dict(same))
-
-
-@built_once(maxsize=256)
-def _changing_all(context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]) -> sa.Insert:
-    least = dict.fromkeys(_BOUNDED, written_at(context))
-    changed = [message_keys.c[name] for name in columns]
-    return change_listed(context.table_id, changed, dict(same), least)
+def _changing(
+    context: TableContext, columns: tuple[str, ...], same: tuple[tuple[str, int], ...]
+) -> sa.Update | sa.Insert:
+    key = {"table_id": context.table_id, "message_key": _named_key(), "level": _level()}
+    own = {name: sa.bindparam(f"new_{name}", type_=sa.BigInteger()) for name in columns}
+    least = {} if context.sql.one_writer else dict.fromkeys(_BOUNDED, written_at(context))
+    fixed = {name: sa.literal_column(str(value)) for name, value in same}
+    return context.sql.change_each(message_keys, _this(context), key, own, least, **fixed)
 
 
 def _key() -> LongKey:
@@ -439,8 +428,11 @@ def _of_table(context: TableContext) -> sa.ColumnElement[bool]:
 
 
 def _this(context: TableContext) -> sa.ColumnElement[bool]:
-    key = sa.bindparam("key", type_=message_keys.c.message_key.type)
-    return context.sql.is_row(_key(), (context.table_id, key, _level()))
+    return context.sql.is_row(_key(), (context.table_id, _named_key(), _level()))
+
+
+def _named_key() -> sa.BindParameter[str]:
+    return sa.bindparam("key", type_=message_keys.c.message_key.type)
 
 
 def _level() -> sa.BindParameter[int]:

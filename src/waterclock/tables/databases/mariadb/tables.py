@@ -293,15 +293,32 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         connection.execute(sa.insert(table).prefix_with("IGNORE"), list(rows))
 
     def change_each(
-        self, table: sa.Table, key: Mapping[str, Any], values: Mapping[str, Any], **same: sa.ColumnElement[Any]
+        self,
+        table: sa.Table,
+        is_row: sa.ColumnElement[bool],
+        key: Mapping[str, Any],
+        values: Mapping[str, Any],
+        least: Mapping[str, sa.ColumnElement[int]] | None = None,
+        **same: sa.ColumnElement[Any],
     ) -> sa.Insert:
         """Return an INSERT of rows that exist, which the driver sends once for all of them.
 
         It does so only if all values are parameters, and nothing behind them is: the clock of a test is a parameter.
+
+        An UPDATE that names many rows would compute all values before it writes the first one: if a lock then held it
+        up, its times would be in the past.
         """
+        del is_row  # the key says it
         given = {name: value for name, value in same.items() if isinstance(value, sa.BindParameter)}
-        new = mysql.insert(table).values({**key, **dict.fromkeys(same, 0), **values, **given})
-        return new.on_duplicate_key_update({**same, **{name: new.inserted[name] for name in (*values, *given)}})
+        bounds = {name: one for name, one in (least or {}).items() if name in values}
+        given |= {
+            name: self.larger(values[name], one) for name, one in bounds.items() if isinstance(one, sa.BindParameter)
+        }
+        needed = [column.name for column in table.c if not column.nullable and column.server_default is None]
+        new = mysql.insert(table).values({**dict.fromkeys((*needed, *same), 0), **key, **values, **given})
+        own: dict[str, Any] = {name: new.inserted[name] for name in (*values, *given)}
+        own |= {name: self.larger(own[name], one) for name, one in bounds.items() if name not in given}
+        return new.on_duplicate_key_update({**same, **own})
 
     def any_of(self, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
         """Return the condition that ``column`` is in the list bound as ``name``."""

@@ -260,7 +260,7 @@ def _using(context: TableContext) -> sa.Update:
 def _noting(context: TableContext) -> sa.Update | sa.Insert:
     noted = {"message_id": sa.bindparam("message"), "until_done": sa.bindparam("until")}
     key = {"table_id": context.table_id, "unique_key": sa.bindparam("key")}
-    return context.sql.change_each(unique_keys, key, noted, used_at=context.backend.now_sql())
+    return context.sql.change_each(unique_keys, sa.and_(*_this(context)), key, noted, used_at=context.backend.now_sql())
 
 
 @built_once(maxsize=256)
