@@ -64,7 +64,8 @@ def complaints(database: Database, text: str, parameters: Any) -> list[str]:
 
 
 def buffers(database: Database, text: str, values: Any) -> int:
-    """Count the pages that a statement looks at, with the plan that is kept for all values."""
+    """Count the pages that a statement looks at, with the plan that is kept for all values; of many runs, the first."""
+    values = values[0] if isinstance(values, list) else values
     places = {name: f"${place}" for place, name in enumerate(dict.fromkeys(re.findall(r"%\((\w+)\)[sbt]", text)), 1)}
     numbered = re.sub(r"%\((\w+)\)[sbt]", lambda found: places[found[1]], text)
     with database.backend._indexed_writer.connect() as connection:

@@ -441,7 +441,7 @@ def test_searches_of_the_rows_of_keys_begin_at_bounds(
             assert one.receive() == []
         assert min(values["asleep"] for _, values in seen if "asleep" in values) > begun
         [*_, next_turns] = [found for found in seen if "AS due" in found[0]]
-        from_the_first = buffers(database, next_turns[0], next_turns[1] | {"lows": f"{{{MIN_NS}}}"})
+        from_the_first = buffers(database, next_turns[0], next_turns[1] | {"low_0": MIN_NS})
         assert buffers(database, *next_turns) < from_the_first / 2
 
 

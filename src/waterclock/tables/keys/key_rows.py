@@ -42,13 +42,11 @@ from waterclock.tables.keys.turn_levels import (
     PACED,
     from_low,
     has_turn,
-    in_turn,
-    levels,
     low_of,
     lows_of,
     some_in_turn,
 )
-from waterclock.tables.keys.turn_ranges import first_of, is_from_bound
+from waterclock.tables.keys.turn_ranges import first_of, searched
 from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -136,14 +134,14 @@ def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None, kno
     found = sa.select(key, its.level, its.had, *_of_state()).where(has_claimable(context, key, its.level), chosen)
     found = found.where(its.level >= sa.bindparam("from", type_=sa.BigInteger))
     found = found.limit(sa.bindparam("count", type_=sa.Integer))
+    found = found.where(has_turn(context))
     if not context.sql.is_bounded:
-        found = found.where(has_turn(context), is_from_bound(known))
-        return locking_search(context, found, its.level, its.turn, index="turn")
-    walk = levels(context)
-    due = found.where(*in_turn(context, walk)).order_by(its.turn).with_for_update(skip_locked=True, of=message_keys)
-    of_level = due.lateral("due")
-    each = sa.select(*of_level.c).select_from(walk.join(of_level, sa.true()))
-    return LockingSearch(each.limit(sa.bindparam("count", type_=sa.Integer)))
+        return locking_search(context, found.where(*searched(context, known)), its.level, its.turn, index="turn")
+    found = found.order_by(its.level, its.turn).with_for_update(skip_locked=True)
+    # The server runs one after the other, until it has enough rows.
+    ranges = (found.where(one).subquery() for one in searched(context, known))
+    due = sa.union_all(*(sa.select(*each.c) for each in ranges)).subquery("due")
+    return LockingSearch(sa.select(*due.c).limit(sa.bindparam("count", type_=sa.Integer)))
 
 
 def owned(

@@ -17,16 +17,12 @@ import sqlalchemy as sa
 
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.databases.claiming_rows import ABOVE_EVERY_PRIORITY, BELOW_EVERY_PRIORITY
-from waterclock.tables.databases.postgresql.arrays import Bigints
-from waterclock.tables.databases.postgresql.claiming_without_groups import FROM_THE_FIRST
 from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS
 from waterclock.tables.keys import turn_ranges
 from waterclock.tables.model.claims.bounds import GroupSearch
 from waterclock.time import MIN_NS
 
 ASLEEP, HAS_TURN, PACED, ENDED = 0, 1, 2, 3  # the values of ``is_due``
-_BEHIND_EVERY_LEVEL = ABOVE_EVERY_PRIORITY + 1  # levels are negated priorities
 
 
 class Lows(NamedTuple):
@@ -47,7 +43,7 @@ def lows_of(context: TableContext) -> Lows:
         sleeping = dict.fromkeys(sleeping, MIN_NS)
     known = turn_ranges.known_of(context, turns)
     values = {"start": place_of(context, reached.routed.value), **of_states(sleeping), **turn_ranges.values_of(known)}
-    return Lows(values | {"known": list(turns), "lows": list(turns.values())}, len(known))
+    return Lows(values, len(known))
 
 
 def place_of(context: TableContext, low: int) -> int:
@@ -81,51 +77,10 @@ def has_ended(context: TableContext) -> sa.ColumnElement[bool]:
     return (message_keys.c.table_id == context.table_id) & (message_keys.c.is_due == sa.literal_column(str(ENDED)))
 
 
-def levels(context: TableContext) -> sa.CTE:
-    """Walk over the levels from the highest priority: those with a bound, and the others where rows wait."""
-    values = [sa.bindparam(name, type_=Bigints()) for name in ("known", "lows")]
-    given = sa.func.unnest(*values).table_valued(sa.column("level", sa.BigInteger), sa.column("low", sa.BigInteger))
-    given, its = given.render_derived("given"), message_keys.c
-    walk = sa.select(
-        sa.cast(sa.literal_column(str(BELOW_EVERY_PRIORITY)), sa.BigInteger).label("level"), FROM_THE_FIRST.label("low")
-    ).cte("levels", recursive=True)
-    known = (
-        sa.select(given.c.level, given.c.low)
-        .where(given.c.level > walk.c.level)
-        .order_by(given.c.level)
-        .limit(sa.literal_column("1"))
-        .lateral("known")
-    )
-    end = sa.func.coalesce(known.c.level, sa.literal_column(str(_BEHIND_EVERY_LEVEL), sa.BigInteger))
-    between = (
-        sa.select(its.level)
-        .where(has_turn(context), its.level > walk.c.level, its.level < end)
-        .order_by(its.level)
-        .limit(sa.literal_column("1"))
-        .lateral("between")
-    )
-    step = (
-        sa.select(
-            sa.func.coalesce(between.c.level, known.c.level),
-            sa.case((between.c.level.is_(None), known.c.low), else_=FROM_THE_FIRST),
-        )
-        .select_from(walk.outerjoin(known, sa.true()).outerjoin(between, sa.true()))
-        .where(sa.or_(between.c.level.is_not(None), known.c.level.is_not(None)))
-    )
-    return walk.union_all(step)
-
-
-def in_turn(context: TableContext, walk: sa.CTE) -> tuple[sa.ColumnElement[bool], ...]:
-    """Return the conditions that a row waits for its turn in a level of `levels`."""
-    return has_turn(context), message_keys.c.level == walk.c.level, message_keys.c.turn >= walk.c.low
-
-
 def some_in_turn(context: TableContext, known: int) -> sa.ColumnElement[bool]:
     """Return whether a row waits for its turn; ``known`` is from `lows_of`."""
     level, turn = message_keys.c.level, message_keys.c.turn
-    every = [*turn_ranges.of_known(known), *turn_ranges.of_others(known)]
-    # One search for all ranges, or one for each, if the database does not search several in order.
-    ranges = every if context.sql.is_bounded else [sa.or_(*every)]
+    ranges = turn_ranges.searched(context, known)
     found = [sa.select(turn).where(has_turn(context), one) for one in ranges]
     return sa.or_(*(turn_ranges.first_of(context, one, level, turn, index="turn").is_not(None) for one in found))
 

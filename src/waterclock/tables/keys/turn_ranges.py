@@ -1,4 +1,4 @@
-"""Searches rows of keys by constant bounds, on a database that begins at a bound only if it is a constant (MariaDB).
+"""Searches rows of keys by constant bounds, because MariaDB begins at a bound only if it is a constant.
 
 A search for turns is one range of the index for each level with a bound, and one for the levels between two of them.
 """
@@ -6,7 +6,7 @@ A search for turns is one range of the index for each level with a bound, and on
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import sqlalchemy as sa
 
@@ -44,9 +44,14 @@ def values_of(lows: Mapping[int, int]) -> dict[str, int]:
     return values
 
 
-def is_from_bound(known: int) -> sa.ColumnElement[bool]:
-    """Return the condition that a row's turn is not below the bound of its level, with ``known`` bounds."""
-    return sa.or_(*of_known(known), *of_others(known))
+def searched(context: TableContext, known: int) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions, in the order of levels, each of one search for turns, with ``known`` bounds.
+
+    Only MariaDB searches several ranges of an index in order.
+    """
+    others = of_others(known)
+    ranges = [others[0], *chain.from_iterable(zip(of_known(known), others[1:], strict=True))]
+    return ranges if context.sql.is_bounded else [sa.or_(*ranges)]
 
 
 def of_known(known: int) -> list[sa.ColumnElement[bool]]:
