@@ -15,8 +15,10 @@ from tests.tables.plans import buffers, pages
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_rows
-from waterclock.tables.messages.claiming.bounded_rows import advance, bounds_of
+from waterclock.tables.messages.claiming.bounded_rows import _FirstsFound, advance, bounds_of
 from waterclock.tables.model.claims.bounds import LATE_BY
+from waterclock.tables.model.claims.due_slots import MOST_SLOTS, SLOT, end_of, slots_between
+from waterclock.time import MAX_NS, MIN_NS
 
 on_postgresql, on_mariadb, on_both = (
     pytest.mark.parametrize("database_url", names, indirect=True)
@@ -128,31 +130,61 @@ def test_a_message_that_a_long_transaction_commits_is_found(
 
 
 @on_mariadb
+@pytest.mark.parametrize("priority", [0, 1, 3])
 @pytest.mark.usefixtures("held")
 def test_neither_a_claim_nor_a_wait_walks_over_deleted_messages(
+    make_table: Callable[..., MessageTable], database: Database, priority: int
+) -> None:
+    table = make_table()
+
+    def handle_one_of_each() -> None:
+        table.put_many([{"payload": "x", "priority": one} for one in (0, priority)])
+        table.ack(table.receive(2))
+        let_bounds_advance(table, table.context.backend.now())
+
+    def pages_of_a_wait() -> int:
+        with statements_of(database.backend, "orders") as seen:
+            assert table.receive(wait="1ms") == []
+        return sum(pages(database, *one) for one in seen if one[0].startswith("SELECT"))
+
+    handle_one_of_each()
+    before = pages_of_a_wait()
+    with database.backend.engine.begin() as connection:
+        for _ in range(30):  # a statement that takes long would put late messages
+            values = f"'x', {priority}, {database.backend.now(connection) + 10 * SLOT}"
+            put = f"INSERT INTO orders (message, priority, time_next) SELECT {values} FROM seq_1_to_1000"  # noqa: S608
+            connection.exec_driver_sql(put)
+    with database.backend.engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM orders")
+    handle_one_of_each()
+    assert pages_of_a_wait() < before + 100  # a walk over the entries reads as many, and there are two searches
+
+
+@on_mariadb
+def test_the_database_and_python_give_a_time_the_same_slot(
     make_table: Callable[..., MessageTable], database: Database
 ) -> None:
     table = make_table()
+    now = table.context.backend.now()
     with database.backend.engine.begin() as connection:
-        for _ in range(20):  # a statement that takes long would put late messages
-            connection.exec_driver_sql("INSERT INTO orders (message) SELECT 'x' FROM seq_1_to_500")
-    with database.backend.engine.begin() as connection:
-        connection.exec_driver_sql("DELETE FROM orders")
-    table.put("first")
-    [first] = table.receive()
-    first.ack()
-    with statements_of(database.backend, "orders") as walking:
-        table.receive()
-    let_bounds_advance(table, table.context.backend.now())
-    with statements_of(database.backend, "orders") as seen:
-        assert table.receive(wait="1ms") == []
-        table.put("next")
-        assert len(table.receive(2)) == 1
+        for time_next in (0, SLOT - 1, SLOT, now, MAX_NS):
+            connection.execute(sa.text("INSERT INTO orders (message, time_next) VALUES ('x', :at)"), {"at": time_next})
+        found = connection.exec_driver_sql("SELECT time_next, due_slot FROM orders").all()
+    assert dict(map(tuple, found)) == {one: one // SLOT for one, _ in found}
+    assert slots_between(now, now + SLOT) == [now // SLOT, now // SLOT + 1]
 
-    def most(statements: list[Statement]) -> int:
-        return max(pages(database, *one) for one in statements if one[0].startswith("SELECT"))
 
-    assert 2 * most(seen) < most(walking)
+@pytest.mark.parametrize(("low", "until"), [(0, MOST_SLOTS * SLOT), (MIN_NS, 0), (5 * SLOT, 4 * SLOT)])
+def test_a_search_names_neither_many_slots_nor_none(low: int, until: int) -> None:
+    assert slots_between(low, until) is None
+    assert slots_between(0, MOST_SLOTS * SLOT - 1) == [*range(MOST_SLOTS)]
+
+
+def test_a_bound_does_not_pass_the_last_slot_that_was_searched() -> None:
+    ahead = 100 * SLOT  # the server's clock was set forward since the slots were chosen
+    found = _FirstsFound((ahead, None, None, None, None, None), 1, end_of(7))
+    assert found.searched_until(behind=0) == 8 * SLOT
+    assert _FirstsFound((ahead, None, None, None, None, None), 1, None).searched_until(behind=5) == ahead - 5
 
 
 @on_postgresql

@@ -20,7 +20,7 @@ from waterclock.tables.model.schema import (
     ADOPTED,
     DOCUMENT_COLUMNS,
     INTERNAL_COLUMNS,
-    LATE,
+    OF_PLAIN_TABLES,
     OWN_COLUMNS,
     check_table_name,
     is_reserved,
@@ -87,7 +87,9 @@ def adopt(
         _check(backend, inspector, name, found, options)
         _check_ids(connection, name)
         dialect = table_dialect(backend)
-        theirs = [_as_it_is(column) for column in found.values() if column["name"] not in (*OWN_COLUMNS, *LATE)]
+        theirs = [
+            _as_it_is(column) for column in found.values() if column["name"] not in (*OWN_COLUMNS, *OF_PLAIN_TABLES)
+        ]
         added = [column for column in wanted if column.name not in found]
         id_items = dialect.id_items(name, options.id_type)
         rows = message_rows(name, options.id_type, options.payload, [*theirs, *added], id_items)
@@ -133,7 +135,7 @@ def _check(
                 f"cannot adopt {name!r}: Waterclock uses column {column!r} as {wanted}, got"
                 f" {found[column]['type'].compile(shown)}. Rename your column"
             )
-    for column in (*INTERNAL_COLUMNS, *LATE):
+    for column in (*INTERNAL_COLUMNS, *OF_PLAIN_TABLES):
         if column in found and not begun:
             raise SchemaError(
                 f"cannot adopt {name!r}: Waterclock adds a column {column!r}, which the table already has. Rename your"
@@ -156,7 +158,7 @@ def _check_names(table: str, columns: Collection[str], *, is_folding: bool) -> N
     """
     for column in columns:
         as_ours = column.lower() if is_folding else column
-        is_refused = is_reserved(column) and column not in LATE  # those may be of an interrupted adoption
+        is_refused = is_reserved(column) and column not in OF_PLAIN_TABLES  # those may be of an interrupted adoption
         if not column or is_refused or (as_ours in OWN_COLUMNS and column not in OWN_COLUMNS):
             raise SchemaError(
                 f"cannot adopt {table!r}: Waterclock uses the name {as_ours!r} itself. Rename your column {column!r}"

@@ -31,7 +31,7 @@ from waterclock.tables.catalogue.context import TableContext, table_dialect
 from waterclock.tables.catalogue.totals import drop_totals
 from waterclock.tables.model.claims.claim import Reached
 from waterclock.tables.model.options import TableOptions
-from waterclock.tables.model.schema import ACKED_DAY, LATE, LEASED_SINCE, UNROUTED_SINCE, reflect_rows
+from waterclock.tables.model.schema import ACKED_DAY, LEASED_SINCE, OF_PLAIN_TABLES, UNROUTED_SINCE, reflect_rows
 
 LOOK_EVERY = 1.0  # seconds after which an open table notices that its options changed, or that it was paused or dropped
 _READ_EVERY = 10.0  # the same while every change of the table's row is reported: plain SQL may have added a column
@@ -224,7 +224,9 @@ class _RowSeen:
 
     def says(self, known: TableContext) -> bool:
         """Return whether the table is unchanged."""
-        is_same = self.columns - {ACKED_DAY, LEASED_SINCE, UNROUTED_SINCE, *LATE} == set(known.rows.columns.keys())
+        is_same = self.columns - {ACKED_DAY, LEASED_SINCE, UNROUTED_SINCE, *OF_PLAIN_TABLES} == set(
+            known.rows.columns.keys()
+        )
         return is_same and self.facts == (known.table_id, known.revision)
 
 

@@ -16,7 +16,8 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.model.claims.bounds import LOOK_BACK_SHARE
 from waterclock.tables.model.claims.claim import FIRST_SEQ, LOOK_BACK_EVERY, Claimed, Wanted
-from waterclock.tables.model.schema import LATE, MESSAGE_KEY, is_waiting, not_acked
+from waterclock.tables.model.claims.due_slots import SLOT, priorities_between, slots_between
+from waterclock.tables.model.schema import DUE_SLOT, LATE, MESSAGE_KEY, due_order, is_waiting, not_acked
 from waterclock.time import MIN_NS
 
 ABOVE_EVERY_PRIORITY = 2**31
@@ -280,10 +281,7 @@ class _Search:
             self._lock_level(level, low)
             if not self._left:
                 return 0
-        between = {"above": self._above, "beneath": BELOW_EVERY_PRIORITY if level is None else level}
-        order = {"latest_first": self._sql.latest_first, "probes": level is not None}
-        next_level = _next_level(self._rows, self._now, **order)
-        higher = self._connection.execute(next_level, between).first()
+        higher = self._first_between(level)
         if higher is not None:
             if higher.first is not None and higher.first <= higher.now:
                 self._lock_level(higher.priority, higher.first)
@@ -294,16 +292,28 @@ class _Search:
         self._above = level
         return 0
 
+    def _first_between(self, level: int | None) -> sa.Row[Any] | None:
+        """Find the highest level below the last one, and above a known one if there is one."""
+        named = None if level is None or not self._sql.latest_first else priorities_between(level, self._above)
+        if named == []:
+            return None
+        values = {"above": self._above, "beneath": BELOW_EVERY_PRIORITY if level is None else level, "named": named}
+        order = {"latest_first": self._sql.latest_first, "probes": level is not None, "is_named": named is not None}
+        return self._connection.execute(_next_level(self._rows, self._now, **order), values).first()
+
     def _lock_level(self, level: int, low: int) -> None:
-        values = {"of": level, "bound": low, "low": low, "above": self._above, "count": self._left}
+        values: dict[str, Any] = {"of": level, "bound": low, "low": low, "above": self._above, "count": self._left}
         if self._sql.locks_by_key:
-            self._lock_by_key(values)
+            about = self._wanted.about
+            slots = None if about is None or not self._rows.info[DUE_SLOT] else slots_between(low, about + SLOT)
+            self._lock_by_key(values | {"slots": slots, "named": priorities_between(level, self._above)})
         else:
             self.found += self._connection.execute(_due_at_level(self._rows, self._now, self._wanted.where), values)
         self._left = self._wanted.limit - len(self.found)
 
     def _lock_by_key(self, values: dict[str, Any]) -> None:
-        statement = _due_by_key(self._rows, self._now, self._wanted.where)
+        named = {"slots_named": values["slots"] is not None, "levels_named": values["named"] is not None}
+        statement = _due_by_key(self._rows, self._now, self._wanted.where, **named)
         values |= {"low": BEFORE_EVERY_TIME, "from": FIRST_SEQ}
         while True:
             seen = self._connection.execute(statement, values).all()
@@ -345,7 +355,7 @@ class _Search:
 
 @built_once(maxsize=256)
 def _next_level(
-    rows: sa.Table, now: sa.ColumnElement[int], *, latest_first: bool, probes: bool
+    rows: sa.Table, now: sa.ColumnElement[int], *, latest_first: bool, probes: bool, is_named: bool
 ) -> sa.Select[*tuple[Any, ...]]:
     """Select the highest level in between, with the time of its first message.
 
@@ -364,14 +374,20 @@ def _next_level(
     if probes:
         # Upwards, because a search from the highest priority down goes on through the dead entries of the known level.
         probe = rows.alias("probe")
-        above, beneath = (sa.bindparam(name, type_=sa.BigInteger) for name in ("above", "beneath"))
-        between = is_waiting(probe), probe.c.priority > beneath, probe.c.priority < above
-        found = found.where(sa.exists().where(*between))
+        found = found.where(sa.exists().where(probe.c.time_acked.is_(None), _is_between(probe, "beneath", is_named)))
     level = found.order_by(rows.c.priority.desc()).limit(1).subquery("level")
     its = rows.alias("its")
     first = sa.select(its.c.time_next).where(is_waiting(its), its.c.priority == level.c.priority)
-    first = first.order_by(its.c.time_next).limit(1).scalar_subquery()
+    first = first.order_by(*due_order(its)).limit(1).scalar_subquery()
     return sa.select(level.c.priority, first.label("first"), now.label("now"))
+
+
+def _is_between(rows: sa.FromClause, beneath: str, is_named: bool) -> sa.ColumnElement[bool]:
+    """Return the condition that a priority lies between two known ones: a range, or a list of names."""
+    if is_named:
+        return rows.c.priority.in_(sa.bindparam("named", type_=sa.BigInteger, expanding=True))
+    low, high = (sa.bindparam(name, type_=sa.BigInteger) for name in (beneath, "above"))
+    return (rows.c.priority > low) & (rows.c.priority < high)
 
 
 @built_once(maxsize=256)
@@ -405,7 +421,12 @@ def _by_time(row: _Row) -> tuple[int, int]:
 
 @built_once(maxsize=256)
 def _due_by_key(
-    rows: sa.Table, now: sa.ColumnElement[int], where: sa.ColumnElement[bool] | None
+    rows: sa.Table,
+    now: sa.ColumnElement[int],
+    where: sa.ColumnElement[bool] | None,
+    *,
+    slots_named: bool,
+    levels_named: bool,
 ) -> sa.Select[*tuple[Any, ...]]:
     """Find due messages of a level and lock them by their seqs; those that others have locked are NULL.
 
@@ -414,26 +435,24 @@ def _due_by_key(
     level, bound, low, first = (sa.bindparam(name, type_=sa.BigInteger) for name in ("of", "bound", "low", "from"))
     seen, late, other = rows.alias("seen"), rows.alias("late"), rows.alias("other")
     late_priority, late_due = (sa.column(name, sa.BigInteger) for name in LATE)
-    between = sa.exists().where(
-        is_waiting(other), other.c.priority > level, other.c.priority < sa.bindparam("above", type_=sa.BigInteger)
-    )
+    between = sa.exists().where(other.c.time_acked.is_(None), _is_between(other, "of", levels_named))
     chosen = sa.true() if where is None else where
+    # Not the column itself, which would make a range of each slot.
+    due_at = seen.c.time_next + sa.literal_column("0") if slots_named else seen.c.time_next
+    slot = [sa.column(DUE_SLOT, sa.BigInteger).in_(sa.bindparam("slots", expanding=True))] if slots_named else []
 
-    def search(of: Any, time: sa.ColumnElement[int], *which: sa.ColumnElement[bool]) -> sa.Select[Any, int]:
+    def search(
+        of: Any, time: sa.ColumnElement[int], order: Sequence[sa.ColumnElement[int]], *which: sa.ColumnElement[bool]
+    ) -> sa.Select[Any, int]:
         behind = (time > low) | ((time == low) & (of.c.seq >= first))
         its = time <= now, behind, *which, ~between, ClauseAdapter(of).traverse(chosen)
         found = sa.select(of.c.seq, time.label("time_next")).select_from(of).where(*its)
-        return found.order_by(time, of.c.seq).limit(sa.bindparam("count"))
+        return found.order_by(*order, of.c.seq).limit(sa.bindparam("count"))
 
+    its = seen.c.time_acked.is_(None), seen.c.priority == level, due_at >= bound, *slot
     both = sa.union_all(
-        search(
-            seen,
-            seen.c.time_next,
-            seen.c.time_acked.is_(None),
-            seen.c.priority == level,
-            seen.c.time_next >= bound,
-        ),
-        search(late, late_due, late_priority == level, late_due < bound),
+        search(seen, due_at, due_order(seen), *its),
+        search(late, late_due, [late_due], late_priority == level, late_due < bound),
     ).subquery("both")
     due = sa.select(both).order_by(both.c.time_next, both.c.seq).limit(sa.bindparam("count")).subquery("due")
     its = rows.c.seq == due.c.seq, not_acked(rows), rows.c.priority == level, rows.c.time_next <= now, chosen
@@ -455,7 +474,7 @@ def _near(
     near = (
         sa.select(rows.c.priority, sa.case((due, rows.c.priority)).label("due"))
         .where(is_waiting(rows), rows.c.priority < sa.bindparam("above", type_=sa.BigInteger))
-        .order_by(rows.c.priority.desc(), rows.c.time_next.desc() if latest_first else rows.c.time_next)
+        .order_by(rows.c.priority.desc(), *(column.desc() if latest_first else column for column in due_order(rows)))
         .limit(sa.bindparam("most", type_=sa.Integer))
         .subquery("near")
     )
@@ -480,7 +499,7 @@ def _due_between(
             rows.c.time_next <= now,
             sa.true() if where is None else where,
         )
-        .order_by(rows.c.priority.desc(), rows.c.time_next, rows.c.seq)
+        .order_by(rows.c.priority.desc(), *due_order(rows), rows.c.seq)
         .limit(sa.bindparam("count", type_=sa.Integer))
     )
 

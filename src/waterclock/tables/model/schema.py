@@ -283,7 +283,14 @@ that may concern its key; NULL once a consumer has recorded its key, or once it 
 LATE_PRIORITY, LATE_DUE = LATE = "late_priority", "late_time_next"
 """The generated columns of a table without groups and keys on MariaDB: those of a late message, NULL in all others."""
 
-_UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_SINCE, UNROUTED_SINCE, *LATE)
+DUE_SLOT = "due_slot"
+"""The generated column of such a table: the slot of ``time_next``. Also the key in a table's ``info``: whether the
+table has it.
+"""
+
+OF_PLAIN_TABLES = (*LATE, DUE_SLOT)
+
+_UNSEEN = (ACKED_DAY, MESSAGE_KEY, LEASED_SINCE, UNROUTED_SINCE, *OF_PLAIN_TABLES)
 """Columns that only some tables have, and that are not the user's."""
 
 _ARGUMENTS = ("self", "payload", "at", "delay", "group", "connection", "unique", "unique_until", "on_conflict")
@@ -339,6 +346,7 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         # MariaDB selects the partition by another column, and with this condition it would not look up messages by seq.
         is_partitioned=options.purge_by == "partition" and connection.dialect.name == "postgresql",
         is_keyed=options.turns_by is not None,
+        has_slots=DUE_SLOT in found,
         is_jsonb=isinstance(found["message"], postgresql.JSONB),
         seq_index=_seq_index(inspector, name) if connection.dialect.name in ("mysql", "mariadb") else "PRIMARY",
         longest_reason=getattr(found["last_error"], "length", None),
@@ -397,6 +405,7 @@ def _described(
     *,
     is_partitioned: bool,
     is_keyed: bool,
+    has_slots: bool,
     is_jsonb: bool,
     seq_index: str,
     longest_reason: int | None,
@@ -410,6 +419,7 @@ def _described(
     rows.info[EXPLICIT] = True
     if is_keyed:
         rows.append_column(sa.Column(MESSAGE_KEY, Name, sa.FetchedValue()))
+    rows.info[DUE_SLOT] = has_slots
     rows.info[LONGEST_REASON] = longest_reason
     rows.info[SEQ_INDEX] = seq_index
     if is_jsonb:
@@ -500,6 +510,13 @@ def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     It misses none: triggers give every unacked message a due time.
     """
     return rows.c.time_acked.is_(None) & rows.c.time_next.is_not(None)
+
+
+def due_order(rows: sa.FromClause) -> tuple[sa.ColumnElement[int], ...]:
+    """Return the columns by which the claim's index orders the messages of a priority, for a search of one table."""
+    table = rows.element if isinstance(rows, sa.Alias) else rows
+    has_slots = isinstance(table, sa.Table) and table.info.get(DUE_SLOT)
+    return (sa.column(DUE_SLOT, sa.BigInteger), rows.c.time_next) if has_slots else (rows.c.time_next,)
 
 
 def is_late(rows: sa.FromClause) -> sa.ColumnElement[bool]:

@@ -26,15 +26,18 @@ from waterclock.tables.databases.message_keys import column_of
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES, FoundRows, Key, LongKey, TableDialect, adapted
 from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Wanted
+from waterclock.tables.model.claims.due_slots import SLOT
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
 from waterclock.tables.model.schema import (
+    DUE_SLOT,
     LATE,
     LATE_DUE,
     LATE_PRIORITY,
     LEASED_SINCE,
     MESSAGE_KEY,
+    OF_PLAIN_TABLES,
     SEQ_INDEX,
     UNROUTED_SINCE,
     IdItem,
@@ -119,7 +122,8 @@ _KEYS = [
         f"ALTER TABLE %(table)s ADD COLUMN {column_of(key, f'VARCHAR(255) {_BYTEWISE}')} STORED,"
         f" ADD COLUMN {UNROUTED_SINCE} BIGINT, ADD COLUMN {LEASED_SINCE} BIGINT,"
         # The server would read all due messages by the first one, and sort them.
-        f" DROP INDEX %(next)s, DROP INDEX %(late_index)s, DROP COLUMN {LATE_PRIORITY}, DROP COLUMN {LATE_DUE},"
+        f" DROP INDEX %(next)s, DROP INDEX %(late_index)s, "
+        f" {', '.join(f'DROP COLUMN {column}' for column in OF_PLAIN_TABLES)},"
         # A search that finds no unacked message of a key ends at its finished ones, not at those of all later keys.
         f" ADD INDEX %(key)s ({MESSAGE_KEY}, priority, time_acked, time_next, seq),"
         f" ADD INDEX %(leased)s ({LEASED_SINCE}, {MESSAGE_KEY}, priority, time_next, seq),"
@@ -202,22 +206,24 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         del id_type  # shown by the columns
         quote = connection.dialect.identifier_preparer.quote
         name = rows.name
-        # With seq before epoch, which is there for counting; otherwise each claim would sort the due messages.
-        due = (rows.c.time_acked, rows.c.priority, rows.c.time_next, rows.c.seq, rows.c.epoch)
         expiring = (rows.c.time_acked, rows.c.expires_at, rows.c.seq)
-        indexes = [sa.Index(f"{name}_next_idx", *due), sa.Index(f"{name}_expires_idx", *expiring)]
+        indexes = [sa.Index(f"{name}_expires_idx", *expiring)]
+        # With seq before epoch, which is there for counting; otherwise each claim would sort the due messages.
+        due = ("time_next", "seq", "epoch") if grouped else (DUE_SLOT, "time_next", "seq", "epoch")
+        added = f"ADD INDEX IF NOT EXISTS %(next)s (time_acked, priority, {', '.join(due)})"
+        context = {"table": quote(name), **{which: quote(f"{name}_{which}_idx") for which in ("next", "late")}}
         if grouped:
             indexes += [
                 sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.time_acked, rows.c.position),
                 sa.Index(f"{name}_unrouted_idx", rows.c.routed, rows.c.seq),
             ]
         else:
+            generated = {**_LATE, DUE_SLOT: f"time_next DIV {SLOT}"}
             columns = (
-                f"ADD COLUMN IF NOT EXISTS {column} BIGINT AS ({value}) STORED" for column, value in _LATE.items()
+                f"ADD COLUMN IF NOT EXISTS {column} BIGINT AS ({value}) STORED" for column, value in generated.items()
             )
-            added = f"{', '.join(columns)}, ADD INDEX IF NOT EXISTS %(late)s ({', '.join(LATE)})"
-            context = {"table": quote(name), "late": quote(f"{name}_late_idx")}
-            connection.execute(DDL(f"ALTER TABLE %(table)s {added}", context=context))
+            added = f"{', '.join(columns)}, {added}, ADD INDEX IF NOT EXISTS %(late)s ({', '.join(LATE)})"
+        connection.execute(DDL(f"ALTER TABLE %(table)s {added}", context=context))
         if free:
             due = rows.c.group_id, rows.c.time_acked, rows.c.priority, rows.c.time_next
             indexes.append(sa.Index(f"{name}_free_idx", *due))

@@ -13,7 +13,8 @@ their own. A bound advances after searches have found nothing before it. The dat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,7 +25,8 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import MOST_MARKS
 from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, FirstTimes, GroupSearch
-from waterclock.tables.model.schema import is_late, is_waiting
+from waterclock.tables.model.claims.due_slots import SLOT, end_of, priorities_between, slots_between
+from waterclock.tables.model.schema import DUE_SLOT, due_order, is_late, is_waiting
 from waterclock.time import MAX_NS
 
 ADVANCE_EVERY = 0.1
@@ -37,6 +39,9 @@ _ADVANCE_IDLE_EVERY = 5.0
 """Seconds between two advances while nothing is claimed, once the bounds have passed the last claim."""
 
 _SEARCHES = 6
+
+AHEAD = 4 * SLOT
+"""How far ahead a wait searches for the next message, ns, if the search names slots: it is repeated then."""
 
 
 def bounds_of(context: TableContext) -> Mapping[int, int]:
@@ -68,12 +73,36 @@ def advance(context: TableContext) -> None:
     _note(context, search, *found, context.backend.alone(look, durable=False))
 
 
-def _look(context: TableContext, connection: SqlConnection, lows: Mapping[int, int], until: int | None) -> _FirstsFound:
-    """Search from ``lows`` on, up to ``until``, or as far as a bound may be."""
+def _look(
+    context: TableContext, connection: SqlConnection, lows: Mapping[int, int], until: int | None, ahead: int = 0
+) -> _FirstsFound:
+    """Search from ``lows`` on, up to ``until``, or as far as a bound may be; in slots, up to ``ahead`` ns from now."""
+    levels = sorted(lows, reverse=True)
+    slots, gaps = _slots_of(context, [lows[level] for level in levels], ahead), _gaps_of(context, levels)
     values = {"marks": context.reached.groups.needs_mark(UNASSIGNED), "until": until, "behind": _behind(context)}
-    return _FirstsFound(
-        connection.execute(_looking(context, len(lows)), {**_values_of(lows), **values}).one(), len(lows)
-    )
+    values |= {f"slots_{place}": some for place, some in enumerate(slots)}
+    values |= {f"gap_{place}": some for place, some in enumerate(gaps, 1)}
+    statement = _looking(context, *(tuple(some is not None for some in named) for named in (slots, gaps)))
+    began = moments.monotonic()
+    row = connection.execute(statement, {**_values_of(lows), **values}).one()
+    found = _FirstsFound(row, len(lows), min((end_of(some[-1]) for some in slots if some is not None), default=None))
+    context.reached.note_clock(began, found.now)
+    return found
+
+
+def _slots_of(context: TableContext, lows: Sequence[int], ahead: int) -> list[list[int] | None]:
+    """Return the slots to search for each priority; None for those that are searched as a range."""
+    about = context.reached.about_now()
+    if about is None or not context.rows.info[DUE_SLOT]:
+        return [None] * len(lows)
+    return [slots_between(low, about + SLOT + ahead) for low in lows]
+
+
+def _gaps_of(context: TableContext, levels: Sequence[int]) -> list[list[int] | None]:
+    """Return the priorities between neighbouring levels; None for those that are searched as a range."""
+    if context.sql.is_bounded:
+        return [None] * (len(levels) - 1)
+    return [priorities_between(low, high) for high, low in pairwise(levels)]
 
 
 def _behind(context: TableContext) -> int:
@@ -90,7 +119,7 @@ def _note(context: TableContext, search: GroupSearch, *found: _FirstsFound) -> N
         for of in zip(*(one.firsts for one in found), strict=True)
     ]
     seen = {"oldest": found[0].oldest, "mark": found[0].mark}
-    now = found[0].now - _behind(context)
+    now = min(one.searched_until(_behind(context)) for one in found)
     context.reached.groups.note(search, FirstTimes(now, firsts, found[-1].unknown, **seen))
 
 
@@ -116,8 +145,12 @@ def note_claimed(context: TableContext) -> None:
     context.reached.searches_left = _SEARCHES
 
 
-def due_from_bounds(context: TableContext, connection: SqlConnection) -> tuple[int | None, int] | None:
-    """Return when a message may be due, and the current time, ns; None if a priority without a bound has messages."""
+def due_from_bounds(context: TableContext, connection: SqlConnection, ahead: int = 0) -> tuple[int | None, int] | None:
+    """Return when a message may be due, and the current time, ns; None if a priority without a bound has messages.
+
+    On MariaDB, a message that is due more than ``ahead`` ns from now may not be found. Then something may be due at the
+    end of the search.
+    """
     lows = bounds_of(context)  # the search from the first message is left to `advance`
     if not lows:
         return None
@@ -128,20 +161,25 @@ def due_from_bounds(context: TableContext, connection: SqlConnection) -> tuple[i
         found = _look(context, connection, _lows_of(search), MAX_NS)
         _note(context, search, found)
     else:
-        found = _look(context, connection, lows, MAX_NS)
+        found = _look(context, connection, lows, MAX_NS, ahead)
     if found.unknown is not None:
         return None
-    due = [one for one in (*found.firsts, *found.lates) if one is not None]
+    due = [one for one in (*found.firsts, *found.lates, found.end) if one is not None]
     return min(due, default=None), found.now
 
 
 class _FirstsFound:
     """The result of `_looking` for so many priorities, with None for those without messages."""
 
-    def __init__(self, row: Any, count: int) -> None:
+    def __init__(self, row: Any, count: int, end: int | None) -> None:
+        self.end = end  # before which slots were searched, ns; None: all messages were
         self.now, self.oldest, self.mark, *times = row
         self.firsts, self.lates = times[:count], times[count : 2 * count]
         self.unknown = max((one for one in times[2 * count :] if one is not None), default=None)
+
+    def searched_until(self, behind: int) -> int:
+        """Return the time up to which a bound may advance that stays so many ns behind the clock."""
+        return self.now - behind if self.end is None else min(self.now - behind, self.end)
 
 
 def _values_of(lows: Mapping[int, int]) -> dict[str, Any]:
@@ -153,26 +191,40 @@ def _values_of(lows: Mapping[int, int]) -> dict[str, Any]:
 
 
 @built_once(maxsize=256)
-def _looking(context: TableContext, count: int) -> sa.Select[*tuple[Any, ...]]:
-    """Search for messages of ``count`` priorities up to ``until``, for late ones, and for other priorities.
+def _looking(
+    context: TableContext, slots_named: tuple[bool, ...], gap_named: tuple[bool, ...]
+) -> sa.Select[*tuple[Any, ...]]:
+    """Search for messages of known priorities up to ``until``, for late ones, and for other priorities.
 
-    Each is a search of its own, because MariaDB begins at a bound only if that is a constant.
+    Each is a search of its own, because MariaDB begins at a bound only if that is a constant. ``slots_named`` says for
+    each known priority whether the search names slots, and ``gap_named`` for each gap whether it names priorities.
     """
+    count = len(slots_named)
     rows, sql, now = context.rows, context.sql, context.backend.now_sql()
     given, behind = (sa.bindparam(name, type_=sa.BigInteger) for name in ("until", "behind"))
     until = sa.func.coalesce(given, now - behind)
     known = [sa.bindparam(f"known_{place}", type_=sa.BigInteger) for place in range(count)]
     columns: list[sa.ColumnElement[Any]] = [now, *_seen_by(context)]
     for place, priority in enumerate(known):
-        its = is_waiting(rows), ~is_late(rows), rows.c.priority == priority
+        its, time = [is_waiting(rows)], rows.c.time_next
+        if slots_named[place]:
+            slot = sa.column(DUE_SLOT, sa.BigInteger).in_(sa.bindparam(f"slots_{place}", expanding=True))
+            # Not the column itself, which would make a range of each slot.
+            its, time = [rows.c.time_acked.is_(None), slot], time + sa.literal_column("0")
         low = sa.bindparam(f"low_{place}", type_=sa.BigInteger)
-        first = sa.select(rows.c.time_next).where(*its, rows.c.time_next >= low, rows.c.time_next <= until)
-        columns.append(first.order_by(rows.c.time_next).limit(1).scalar_subquery())
+        its += [~is_late(rows), rows.c.priority == priority, time >= low, time <= until]
+        first = sa.select(rows.c.time_next).where(*its)
+        columns.append(first.order_by(*due_order(rows)).limit(1).scalar_subquery())
     columns += (sql.first_late(rows, priority) for priority in known)
     for place in range(count + 1):
         # A search that finds nothing would go on through the dead entries of the priority behind the range.
         order = rows.c.priority if place == 0 < count else rows.c.priority.desc()
         between = [is_waiting(rows)]
+        if 0 < place < count and gap_named[place - 1]:
+            named = sa.bindparam(f"gap_{place}", type_=sa.BigInteger, expanding=True)
+            found = sa.select(rows.c.priority).where(rows.c.time_acked.is_(None), rows.c.priority.in_(named))
+            columns.append(found.order_by(rows.c.priority).limit(1).scalar_subquery())
+            continue
         if place > 0:
             between.append(rows.c.priority <= sa.bindparam(f"below_{place - 1}", type_=sa.BigInteger))
         if place < count:

@@ -22,6 +22,7 @@ from waterclock.tables.keys.turn_levels import lows_of
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
 from waterclock.tables.messages.claiming.bounded_routing import advance_routed
 from waterclock.tables.messages.claiming.bounded_rows import (
+    AHEAD,
     advance,
     bounds_of,
     due_from_bounds,
@@ -37,7 +38,7 @@ from waterclock.tables.messages.claiming.lost_claims import TakenBefore, trying
 from waterclock.tables.messages.finishing.expiring import expire_more
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
-from waterclock.tables.model.schema import is_waiting
+from waterclock.tables.model.schema import DUE_SLOT, due_order, is_waiting
 
 _log = logging.getLogger(__name__)
 
@@ -226,12 +227,20 @@ def claim_within(context: TableContext, connection: SqlConnection, wanted: Wante
         return _OF_GROUPS[context.options.groups](context, connection, wanted, part=None)[0]
     if context.options.turns_by is not None:
         return claim_keyed(context, connection, wanted)[0]
-    return context.sql.claim(connection, context.rows, wanted, bounds_of(context), context.backend.now_sql())
+    return _claim_from(context, connection, wanted, bounds_of(context))
+
+
+def _claim_from(
+    context: TableContext, connection: SqlConnection, wanted: Wanted, begin: Mapping[int, int]
+) -> list[Claimed]:
+    if context.rows.info[DUE_SLOT]:
+        wanted = replace(wanted, about=context.reached.about_now())
+    return context.sql.claim(connection, context.rows, wanted, begin, context.backend.now_sql())
 
 
 def _claim_rows(context: TableContext, wanted: Wanted, begin: Mapping[int, int]) -> list[Claimed]:
     return context.backend.alone(
-        lambda own: context.sql.claim(own, context.rows, wanted, begin, context.backend.now_sql()),
+        lambda own: _claim_from(context, own, wanted, begin),
         # Leases need not survive a crash of the computer, but the number of attempts must, if it is limited.
         durable=context.options.max_attempts is not None,
     )
@@ -259,7 +268,7 @@ def next_due(
         due, at = connection.execute(keys_due(context, lows.known), lows.values).one()
         return due, at
     if not context.options.groups:
-        found = due_from_bounds(context, connection)
+        found = due_from_bounds(context, connection, ahead=AHEAD)
         if found is None:
             found = connection.execute(_next_due_row(context.rows, now)).one()
         due, at = found
@@ -274,7 +283,7 @@ def _next_due_row(rows: sa.Table, now: sa.ColumnElement[int]) -> sa.Select[Any, 
     earliest = (
         sa.select(rows.c.time_next)
         .where(unacked, rows.c.priority == levels.c.priority)
-        .order_by(rows.c.time_next)
+        .order_by(*due_order(rows))
         .limit(1)
         .scalar_subquery()
     )

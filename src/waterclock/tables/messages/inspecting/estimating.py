@@ -16,7 +16,7 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.settled_values import is_exhausted_sql
 from waterclock.tables.messages.rows.process_heartbeat import RATE_SECONDS
-from waterclock.tables.model.schema import EXPIRED, PARTITIONED, is_expired, not_acked
+from waterclock.tables.model.schema import EXPIRED, PARTITIONED, due_order, is_expired, not_acked
 
 COUNTED = 1_000
 """Maximum messages, or groups, counted one by one. Chosen by measurement: more takes too long on a slow machine."""
@@ -211,7 +211,7 @@ def _counting_later(context: TableContext) -> _Select:
     now = sa.bindparam("now", type_=sa.BigInteger)
     later = (rows.c.priority == sa.bindparam("priority", type_=sa.Integer)) & (rows.c.time_next > now)
     some = sa.select(*(rows.c[name] for name in _NEEDED)).where(rows.c.time_acked.is_(None), later)
-    return _summed(some.order_by(rows.c.time_next).limit(COUNTED + 1).subquery("some"))
+    return _summed(some.order_by(*due_order(rows)).limit(COUNTED + 1).subquery("some"))
 
 
 def _standing(context: TableContext, which: sa.ColumnElement[bool]) -> _Select:

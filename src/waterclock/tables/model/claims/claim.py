@@ -13,7 +13,7 @@ from waterclock._support import moments
 from waterclock.tables.model.claims.bounds import DrawnSeqs, GroupBounds, ProvenBound, SavedBounds
 from waterclock.tables.model.claims.leased_bound import LeasedBound
 from waterclock.tables.model.timing.lease_length import LeaseLength
-from waterclock.time import MIN_NS
+from waterclock.time import MIN_NS, NS_PER
 
 FIRST_SEQ, LAST_SEQ = -(2**63), 2**63 - 1  # plain SQL may set any seq
 LOOK_BACK_EVERY = 1.0  # seconds after which a claim searches again from the first message
@@ -74,6 +74,7 @@ class Wanted:
     max_groups: int | None = None  # maximum number of exclusive groups of the consumer; None: any number
     unanswered: Unanswered | None = None
     """The consumer's claims whose answer was lost, in a table with exclusive groups."""
+    about: int | None = None  # about the current time of the server, ns; None: unknown
 
 
 class Reached:
@@ -103,6 +104,18 @@ class Reached:
         self.sleeping.start({0: MIN_NS, 2: MIN_NS, **sleeping}, checked)
         self.leased = LeasedBound()  # the bound of when messages of limited keys were leased
         self._seen: tuple[int, float] | None = None
+        self._clock: tuple[float, int] | None = None  # as of `note_clock`
+
+    def note_clock(self, began: float, now: int) -> None:
+        """Note the server's time, ns, that a statement read which began at a time of the monotonic clock."""
+        self._clock = began, now
+
+    def about_now(self) -> int | None:
+        """Return about the server's time, ns, or a little more; None: unknown."""
+        if self._clock is None:
+            return None
+        began, now = self._clock
+        return now + int((moments.monotonic() - began) * NS_PER["s"])
 
     def now(self) -> int | None:
         """Return the seq at which a search for new messages may begin; None once it is too old."""
