@@ -150,6 +150,16 @@ def test_a_handler_gets_the_arguments_of_a_worker(database: Database) -> None:
 
 
 @pytest.mark.one_database
+@pytest.mark.parametrize("options", [{"rate_limit": 1}, {"rate": {"kind": "1/h"}, "limit": {"kind": 1}}])
+def test_it_does_not_wait_for_a_rate(database: Database, options: dict[str, Any]) -> None:
+    table = database.create_table("paced", payload="text", **options)
+    table.put_many([{"payload": "x", "headers": {"kind": "a"}} for _ in range(3)])
+    assert len(table.receive(1)) == 1
+    assert drain(table, lambda _: None) == (0 if "limit" in options else 2)
+    table.put("y", headers={"kind": "b"})
+    assert drain(table, lambda _: None) == 1
+
+
 def test_a_handler_that_always_puts_another_is_stopped(orders: MessageTable) -> None:
     orders.put("x")
     with pytest.raises(wc.InvalidArgumentError, match="limit"):

@@ -7,6 +7,7 @@ import inspect
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,9 +44,9 @@ _Lend = Callable[[], AbstractContextManager[sa.Connection]]
 def drain(table: MessageTable, handler: Any, *, connection: Any = None, limit: int = 10_000) -> int:
     """Handle all messages of a table that are due, one after another in this thread; return how many.
 
-    Messages that the handler itself puts are handled, too. Its exceptions have the same meaning as in a worker:
-    `Retry`, `Snooze`, `DeadLetter` and `Discard` are obeyed. With any other exception the message returns to the table,
-    and the exception propagates to the test.
+    Messages that the handler itself puts are handled, too. No message waits for the table's ``rate_limit`` or ``rate``.
+    Exceptions have the same meaning as in a worker: `Retry`, `Snooze`, `DeadLetter` and `Discard` are obeyed. With any
+    other exception the message returns to the table, and the exception propagates to the test.
 
     Parameters
     ----------
@@ -99,6 +100,9 @@ def _refuse_loop(name: str) -> None:
 
 def _drain(table: MessageTable, handlers: Handlers, loop: asyncio.Runner, connection: Any, limit: int) -> int:
     context = table.context
+    if context.options.rate is not None:  # like a table's rate_limit, it must not delay a test
+        unlimited = replace(context.options, rate=None, fair_by=context.options.turns_by)
+        context = replace(context, options=unlimited)
     callers = CallerConnections(context.backend)
     lend = _own(context) if connection is None else lambda: callers.use(connection)
     kinds = None if context.options.groups else handlers.kinds

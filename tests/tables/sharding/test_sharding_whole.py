@@ -39,6 +39,13 @@ def test_it_has_everything_that_a_table_in_one_database_has() -> None:
             assert missing <= PASSED_ON, name
 
 
+def test_its_keys_get_no_limit_later(keyspace: ShardedDatabase) -> None:
+    table = keyspace.create_table("fair", fair_by="kind")
+    for option in ({"limit": {"kind": 1}}, {"rate": {"kind": 1}}):
+        with pytest.raises(wc.InvalidArgumentError, match="must be omitted in a sharded table, which spreads"):
+            table.alter(**option)
+
+
 @pytest.fixture
 def mortal(keyspace: ShardedDatabase) -> ShardedTable:
     return keyspace.create_table("orders", payload="text", jitter=0, max_attempts=1)

@@ -11,7 +11,7 @@ from waterclock._support.quoting import quoted
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
 from waterclock.tables.model.keyspace import KeyRange, check_cover
 from waterclock.tables.sharding.shard import Opened, Shard
-from waterclock.tables.sharding.sharded_table import ShardedTable
+from waterclock.tables.sharding.sharded_table import ShardedTable, refuse_limits
 
 
 class ShardedDatabase(Closing):
@@ -74,12 +74,7 @@ class ShardedDatabase(Closing):
                 "groups must be omitted in a sharded table, which spreads messages by their ids, got"
                 f" {options['groups']!r}. Use a table that is not sharded"
             )
-        for option in ("limit", "rate"):
-            if options.get(option) is not None:
-                raise InvalidArgumentError(
-                    f"{option} must be omitted in a sharded table, which spreads the messages of a key over its shards,"
-                    f" got {options[option]!r}. Use a table that is not sharded"
-                )
+        refuse_limits(options)
         missing = [shard for shard in self._shards if not _has(shard, name)]
         if not missing and not exist_ok:
             raise AlreadyExistsError(

@@ -34,6 +34,16 @@ _T = TypeVar("_T")
 _Part = TypeVar("_Part")
 
 
+def refuse_limits(options: Mapping[str, Any]) -> None:
+    """Raise InvalidArgumentError if these options of a sharded table limit its keys."""
+    for option in ("limit", "rate"):
+        if options.get(option) is not None:
+            raise InvalidArgumentError(
+                f"{option} must be omitted in a sharded table, which spreads the messages of a key over its shards, got"
+                f" {quoted(options[option])}. Use a table that is not sharded"
+            )
+
+
 class TablePart:
     """A sharded table on one shard, which may be unavailable."""
 
@@ -390,6 +400,7 @@ class ShardedTable:
 
     def alter(self, **options: Unpack[OptionChanges]) -> None:
         """Change options on every shard; if one is unavailable, run it again later."""
+        refuse_limits(options)
         self._all(lambda table: table.alter(**options), "alter")
 
     def pause(self, until: Time | None = None) -> None:
