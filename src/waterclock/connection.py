@@ -248,8 +248,9 @@ class Database(Closing):
             there is a ``limit`` or a ``rate``.
         weights
             The number of messages that a key gets in one turn, from 1 to 1,000, for example ``{"vip": 3}``; other keys
-            get one. So while keys have waiting messages, they get shares in proportion to their weights. None: all keys
-            get the same share.
+            get one. So while keys have waiting messages, they get shares in proportion to their weights. An integer is
+            named as text, such as ``"7"``, and a boolean as ``"true"`` or ``"false"`` on PostgreSQL, otherwise as
+            ``"1"`` or ``"0"``. None: all keys get the same share.
         columns
             Further columns: names, each with ``"bigint"``, ``"double"``, ``"boolean"``, ``"text"``, ``"bytes"``,
             ``"json"`` or a SQLAlchemy type. Names of our columns and of arguments of a put, and those that begin with

@@ -214,7 +214,7 @@ def test_sequenced_groups_ignore_it(sequenced: MessageTable) -> None:
 @pytest.mark.parametrize(
     ("options", "message", "reason"),
     [
-        ({}, {"group": "a"}, "closes_group must be False for a message that belongs to no group, got True"),
+        ({}, {"group": "a"}, "closes_group must be False in a table without the option groups, got True"),
         ({"groups": "exclusive", "ungrouped": "free"}, {}, "closes_group must be False for a message that belongs to"),
         (
             {"groups": "exclusive"},

@@ -326,7 +326,9 @@ def _closes_group(context: TableContext, message: Mapping[str, Any], group: obje
     if type(closes) is not bool:
         raise InvalidArgumentError(f"closes_group must be True or False, got {quoted(closes)}")
     options = context.options
-    if closes and (options.groups is None or (group is None and options.ungrouped == "free")):
+    if closes and options.groups is None:
+        raise InvalidArgumentError("closes_group must be False in a table without the option groups, got True")
+    if closes and group is None and options.ungrouped == "free":
         raise InvalidArgumentError("closes_group must be False for a message that belongs to no group, got True")
     if closes and message.get("on_conflict") == "replace":
         raise InvalidArgumentError("closes_group and on_conflict='replace' must not both be given")
