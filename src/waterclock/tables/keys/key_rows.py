@@ -40,10 +40,11 @@ from waterclock.tables.keys.turn_levels import (
     ENDED,
     HAS_TURN,
     PACED,
-    from_low,
     has_turn,
+    is_in,
     low_of,
     lows_of,
+    sleeps,
     some_in_turn,
 )
 from waterclock.tables.keys.turn_ranges import first_of, searched
@@ -95,15 +96,7 @@ def state_of(row: Any) -> KeyState:
 
 _WOKEN_AT_ONCE = 100
 _BOUNDED: tuple[str, ...] = ("turn", "due_at")  # columns below whose bounds nothing is written
-
-
-def _is_in(state: int) -> sa.ColumnElement[bool]:
-    """Return the condition that a row sleeps, `ASLEEP` or `PACED`, with that of the index, which SQLite needs."""
-    is_due = message_keys.c.is_due
-    return (is_due == sa.literal_column(str(state))) & (is_due != sa.literal_column(str(HAS_TURN)))
-
-
-_IS_PACED = _is_in(PACED)
+_TIMES = "first_at", "gap_from", "gap_to", "leased_from", "leased_seq"  # columns of a `KeyState`
 
 
 def next_turns(
@@ -209,16 +202,12 @@ def _awake(context: TableContext) -> list[LockingSearch]:
 def _has_slept(context: TableContext, now: sa.ColumnElement[int]) -> list[sa.ColumnElement[bool]]:
     """Return the conditions, each with ranges of an index, of rows that need not sleep any longer."""
     due_at, rate = message_keys.c.due_at, context.options.rate_of_a_key
-    asleep = _sleeps(context, ASLEEP) & (due_at <= now)
+    asleep = sleeps(context, ASLEEP) & (due_at <= now)
     if rate is None:
-        return [asleep, _IS_PACED]
+        return [asleep, is_in(PACED)]
     # No pause is longer than the time for one message, unless the clock was set back or the rate was raised.
     longest = sa.literal(rate.time_for(1), sa.BigInteger)
-    return [asleep, _sleeps(context, PACED) & (due_at <= now), _IS_PACED & (due_at > now + longest)]
-
-
-def _sleeps(context: TableContext, state: int) -> sa.ColumnElement[bool]:
-    return _is_in(state) if context.sql.one_writer else from_low(state)
+    return [asleep, sleeps(context, PACED) & (due_at <= now), is_in(PACED) & (due_at > now + longest)]
 
 
 def some_slept(context: TableContext) -> sa.ColumnElement[bool]:
@@ -263,43 +252,40 @@ def place_all(
         give_turns(context, connection, due)
     put_off(context, connection, sleeping)
     if context.sql.keeps_ended:
-        ended = {place: {"due_at": now, **_times(states[place].asleep(MAX_NS))} for place in gone}
-        _change(context, connection, ended, is_due=ENDED)
+        ended = {place: states[place].asleep(MAX_NS) for place in gone}
+        put_off(context, connection, ended, dict.fromkeys(gone, now), ENDED)
     elif context.sql.waits_for_each and gone:
         connection.execute(_deleting_all(context), {"places": gone})
     else:
         execute_later(connection, *[(_deleting(context), _named(place)) for place in gone])
 
 
-def put_off(context: TableContext, connection: SqlConnection, states: Mapping[Place, KeyState]) -> None:
-    """Put rows off until the time before which none of their messages is due."""
-    times = {place: {"due_at": state.first_at, **_times(state)} for place, state in states.items()}
-    _change(context, connection, times, is_due=0)
-
-
-def keep_turns(
-    context: TableContext, connection: SqlConnection, had: Mapping[Place, int], states: Mapping[Place, KeyState]
+def put_off(
+    context: TableContext,
+    connection: SqlConnection,
+    states: Mapping[Place, KeyState],
+    until: Mapping[Place, int] | None = None,
+    how: int = ASLEEP,
 ) -> None:
-    """Leave rows in their turns, and record how many messages they got in them, and their new times."""
-    _change(context, connection, {place: {"had": count, **_times(states[place])} for place, count in had.items()})
-
-
-def pace(
-    context: TableContext, connection: SqlConnection, until: Mapping[Place, int], states: Mapping[Place, KeyState]
-) -> None:
-    """Put rows off until a time, ns, at which the rate of their keys lets a message go; write their times."""
-    paced = {place: {"due_at": at, **_times(states[place])} for place, at in until.items()}
-    _change(context, connection, paced, is_due=2)
+    """Put rows off until a time, ns: by default that before which none of their messages is due."""
+    at = {place: state.first_at for place, state in states.items()} if until is None else until
+    times = {place: {"due_at": at[place], **_times(state)} for place, state in states.items()}
+    _change(context, connection, times, is_due=how)
 
 
 def _times(state: KeyState) -> dict[str, int]:
-    names = ("first_at", "gap_from", "gap_to", "leased_from", "leased_seq")
-    return {name: getattr(state, name) for name in names}
+    return {name: getattr(state, name) for name in _TIMES}
 
 
-def set_times(context: TableContext, connection: SqlConnection, states: Mapping[Place, KeyState]) -> None:
-    """Write the times of rows that keep their places."""
-    _change(context, connection, {place: _times(state) for place, state in states.items()})
+def set_times(
+    context: TableContext,
+    connection: SqlConnection,
+    states: Mapping[Place, KeyState],
+    had: Mapping[Place, int] | None = None,
+) -> None:
+    """Write the times of rows that keep their places, and how many messages they ``had`` in their turns."""
+    more = {} if had is None else {place: {"had": count} for place, count in had.items()}
+    _change(context, connection, {place: _times(state) | more.get(place, {}) for place, state in states.items()})
 
 
 def set_rates(context: TableContext, connection: SqlConnection, states: Mapping[Place, int]) -> None:
@@ -318,7 +304,7 @@ def give_turns(
         if last is None:
             last = max(_last_turns(context, connection, {level for _, level in states}))
         turns = {place: {"turn": last + nth, **_times(states[place])} for nth, place in enumerate(states, 1)}
-        _change(context, connection, turns, is_due=1, had=0)
+        _change(context, connection, turns, is_due=HAS_TURN, had=0)
 
 
 def _change(
@@ -417,8 +403,7 @@ def of_messages(place: Place) -> dict[str, Any]:
 
 
 def _of_state() -> list[sa.Column[int]]:
-    names = ("first_at", "gap_from", "gap_to", "rate_next", "leased_from", "leased_seq")
-    return [message_keys.c[name] for name in names]
+    return [message_keys.c[name] for name in ("rate_next", *_TIMES)]
 
 
 def _of_table(context: TableContext) -> sa.ColumnElement[bool]:
@@ -490,7 +475,7 @@ def keys_due(context: TableContext, known: int) -> sa.Select[Any, Any]:
     """
     now = context.backend.now_sql()
     due_at = message_keys.c.due_at
-    found = [sa.select(due_at).where(_of_table(context), _sleeps(context, one)) for one in (ASLEEP, PACED)]
+    found = [sa.select(due_at).where(_of_table(context), sleeps(context, one)) for one in (ASLEEP, PACED)]
     firsts = sa.union_all(
         *(sa.select(first_of(context, one, due_at, index="due").label("due_at")) for one in found)
     ).subquery()

@@ -37,23 +37,21 @@ def lows_of(context: TableContext) -> Lows:
     reached = context.reached
     if context.sql.one_writer:
         return Lows({})
-    turns = {level: bound.value for level, bound in reached.groups.of_unassigned().items()}
-    sleeping = {state: bound.value for state, bound in reached.sleeping.of_unassigned().items()}
-    if not (context.sql.is_bounded or context.backend.has_own_clock):
-        sleeping = dict.fromkeys(sleeping, MIN_NS)
-    known = turn_ranges.known_of(context, turns)
-    values = {"start": place_of(context, reached.routed.value), **of_states(sleeping), **turn_ranges.values_of(known)}
-    return Lows(values, len(known))
+    turns, sleeping = (
+        {one: bound.value for one, bound in bounds.of_unassigned().items()}
+        for bounds in (reached.groups, reached.sleeping)
+    )
+    return starts(context, reached.routed.value, turns, sleeping)
 
 
-def place_of(context: TableContext, low: int) -> int:
-    """Return the first `TableDialect.block_of` of new messages from a bound on."""
-    return low >> BLOCK_BITS if context.sql.is_bounded else low
-
-
-def of_states(lows: Mapping[int, int]) -> dict[str, int]:
-    """Return the parameters of `from_low`."""
-    return {"asleep": lows[ASLEEP], "paced": lows[PACED]}
+def starts(context: TableContext, new: int, turns: Mapping[int, int], sleeping: Mapping[int, int]) -> Lows:
+    """Return the starts of searches at these bounds: of new messages, of turns by level, and of sleeping rows."""
+    if context.sql.is_bounded:
+        new >>= BLOCK_BITS
+    elif not context.backend.has_own_clock:
+        turns, sleeping = {}, dict.fromkeys(sleeping, MIN_NS)
+    states = {"asleep": sleeping[ASLEEP], "paced": sleeping[PACED]}
+    return Lows({"start": new, **states, **turn_ranges.values_of(turns)}, len(turns))
 
 
 def lows_of_search(search: GroupSearch) -> dict[int, int]:
@@ -85,10 +83,16 @@ def some_in_turn(context: TableContext, known: int) -> sa.ColumnElement[bool]:
     return sa.or_(*(turn_ranges.first_of(context, one, level, turn, index="turn").is_not(None) for one in found))
 
 
-def from_low(state: int) -> sa.ColumnElement[bool]:
+def is_in(state: int) -> sa.ColumnElement[bool]:
+    """Return the condition that a row sleeps, `ASLEEP` or `PACED`, with that of the index, which SQLite needs."""
+    is_due = message_keys.c.is_due
+    return (is_due == sa.literal_column(str(state))) & (is_due != sa.literal_column(str(HAS_TURN)))
+
+
+def sleeps(context: TableContext, state: int) -> sa.ColumnElement[bool]:
     """Return the condition that a row sleeps, `ASLEEP` or `PACED`, until a time from the bound on."""
     low = sa.bindparam("asleep" if state == ASLEEP else "paced", type_=sa.BigInteger)
-    return (message_keys.c.is_due == sa.literal_column(str(state))) & (message_keys.c.due_at >= low)
+    return is_in(state) if context.sql.one_writer else is_in(state) & (message_keys.c.due_at >= low)
 
 
 def first_awake(context: TableContext, state: int) -> sa.ScalarSelect[int]:
@@ -97,6 +101,6 @@ def first_awake(context: TableContext, state: int) -> sa.ScalarSelect[int]:
     A key that sleeps again and again until the same lease ends leaves many entries behind that time.
     """
     has_ended = message_keys.c.due_at <= context.backend.now_sql()
-    its = message_keys.c.table_id == context.table_id, from_low(state), has_ended
+    its = message_keys.c.table_id == context.table_id, sleeps(context, state), has_ended
     found = sa.select(message_keys.c.due_at).where(*its)
     return turn_ranges.first_of(context, found, message_keys.c.due_at, index="due")

@@ -31,11 +31,6 @@ def first_of(
     return found.order_by(*order).limit(1).scalar_subquery()
 
 
-def known_of(context: TableContext, lows: dict[int, int]) -> dict[int, int]:
-    """Return the levels at whose bounds searches begin, with these."""
-    return lows if context.sql.is_bounded or context.backend.has_own_clock else {}
-
-
 def values_of(lows: Mapping[int, int]) -> dict[str, int]:
     """Return the parameters of searches, from the turns at which those of each level begin."""
     values: dict[str, int] = {}

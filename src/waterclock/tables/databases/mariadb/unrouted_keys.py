@@ -44,9 +44,8 @@ def second_of(now: int) -> int:
     return now // _SECOND
 
 
-def since(rows: sa.FromClause) -> sa.ColumnElement[int]:
-    """Return the first column of the index."""
-    del rows  # the only one of a search that has this column
+def since() -> sa.ColumnElement[int]:
+    """Return the first column of the index, which only one table of a search has."""
     return sa.column(UNROUTED_SINCE, sa.BigInteger)
 
 
@@ -57,7 +56,7 @@ def is_not_passed(rows: sa.FromClause, count: int) -> sa.ColumnElement[bool]:
     """
     key, priority = rows.c[MESSAGE_KEY], rows.c.priority
     seconds = [sa.bindparam(f"second_{nth}", type_=sa.BigInteger) for nth in range(_seconds_of(count))]
-    chosen: list[sa.ColumnElement[bool]] = [since(rows).in_(seconds)]
+    chosen: list[sa.ColumnElement[bool]] = [since().in_(seconds)]
     for nth in range(count):
         its = sa.bindparam(f"key_{nth}", type_=key.type)
         of, first = (sa.bindparam(f"{name}_{nth}", type_=sa.BigInteger) for name in ("priority", "first"))

@@ -32,8 +32,7 @@ from waterclock.tables.keys.turn_levels import (
     first_awake,
     has_turn,
     lows_of_search,
-    of_states,
-    place_of,
+    starts,
 )
 from waterclock.tables.messages.claiming.bounded_rows import begins_search, note_claimed
 from waterclock.tables.model.claims.bounds import (
@@ -62,13 +61,13 @@ def advance_keys(context: TableContext) -> None:
     all_bounds = reached.groups, reached.sleeping
     new, leased = reached.routed.begin(), reached.leased.begin()
     turns, sleeping = (bounds.begin(UNASSIGNED) for bounds in all_bounds)
-    lows = turn_ranges.known_of(context, lows_of_search(turns))
-    values = {"start": place_of(context, new.low), "slot": slot_of(leased.low), **turn_ranges.values_of(lows)}
-    values |= of_states(lows_of_search(sleeping))
-    values["marks"] = reached.routed.needs_mark or any(bounds.needs_mark(UNASSIGNED) for bounds in all_bounds)
+    lows = starts(context, new.low, lows_of_search(turns), lows_of_search(sleeping))
+    marks = reached.routed.needs_mark or any(bounds.needs_mark(UNASSIGNED) for bounds in all_bounds)
+    values = {**lows.values, "slot": slot_of(leased.low), "marks": marks}
 
     def look(connection: SqlConnection) -> _FoundByKeys:
-        return _FoundByKeys(sorted(lows), connection.execute(_looking(context, len(lows)), values).one())
+        found = connection.execute(_looking(context, lows.known), values).one()
+        return _FoundByKeys(sorted(turns.priorities)[: lows.known], found)
 
     found = [backend.look_at_uncommitted(look)] if in_pairs else []
     found.append(backend.alone(look, durable=False))

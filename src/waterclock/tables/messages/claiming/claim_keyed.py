@@ -28,20 +28,20 @@ from waterclock.tables.keys.key_rows import (
     first_unacked,
     give_turns,
     is_from_low,
-    keep_turns,
     last_turns,
     next_turns,
     of_messages,
     of_place,
     owned,
-    pace,
     place_all,
+    put_off,
+    set_times,
     some_slept,
     some_unrouted,
     state_of,
     wake,
 )
-from waterclock.tables.keys.turn_levels import lows_of
+from waterclock.tables.keys.turn_levels import PACED, lows_of
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
@@ -183,8 +183,8 @@ class _KeyedClaim:
         paused = served.paused | served.rates.paused(may_have_more)
         on = {place: states[place] for place in may_have_more if place not in paused}
         unfinished = {place: had for place, had in served.dealt.unfinished.items() if place in on}
-        pace(context, connection, paused, states)
-        keep_turns(context, connection, unfinished, states)
+        put_off(context, connection, {place: states[place] for place in paused}, paused, PACED)
+        set_times(context, connection, {place: states[place] for place in unfinished}, unfinished)
         give_turns(context, connection, {one: state for one, state in on.items() if one not in unfinished}, served.last)
         if self._wanted.where is None:
             left = {one: states[one]._replace(used_until=served.rates.used_until(one[0])) for one in short}
