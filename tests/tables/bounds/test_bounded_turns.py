@@ -16,7 +16,6 @@ from waterclock.database.driver_fast_path import execute_all
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
-from waterclock.tables.keys import turn_ranges
 from waterclock.tables.keys.key_limits import counting, free_places, in_flight, trusted
 from waterclock.tables.keys.key_rows import KeyState, _first_due, give_turns, last_turns, put_off
 from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED, lows_of
@@ -149,7 +148,7 @@ def test_the_highest_priority_goes_first_even_if_no_bound_of_it_is_known(table: 
 
 
 def test_more_priorities_than_have_bounds_are_served(table: MessageTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_ranges, "MOST_KNOWN", 2)
+    monkeypatch.setattr(bounded_keys, "MOST_KNOWN", 2)
     for priority in range(5):
         table.put(str(priority), group="a", priority=priority)
         table.put(str(priority), group="a", priority=priority)

@@ -40,14 +40,15 @@ from waterclock.tables.keys.turn_levels import (
     ENDED,
     HAS_TURN,
     PACED,
+    first_of,
     has_turn,
     is_in,
-    low_of,
     lows_of,
+    searched,
     sleeps,
     some_in_turn,
 )
-from waterclock.tables.keys.turn_ranges import first_of, searched
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
 from waterclock.time import MAX_NS, MIN_NS
 
@@ -388,7 +389,10 @@ def last_turns(context: TableContext, levels: Iterable[int]) -> list[Search]:
     """Return the statements that select the last turn of each level, or the current time if that is later."""
     bounded = context.sql.is_bounded
     return [
-        (_last_turn(context), {"of": level, "low": low_of(context, level)} if bounded else {"of": level})
+        (
+            _last_turn(context),
+            {"of": level, "low": context.reached.groups.low(UNASSIGNED, level)} if bounded else {"of": level},
+        )
         for level in levels
     ]
 

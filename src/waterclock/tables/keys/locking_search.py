@@ -13,7 +13,7 @@ from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import adapted
-from waterclock.tables.keys.turn_ranges import by_index
+from waterclock.tables.keys.turn_levels import by_index
 
 
 class LockingSearch(NamedTuple):

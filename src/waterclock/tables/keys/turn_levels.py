@@ -5,12 +5,14 @@ sleeping rows. The entries of earlier places remain while a transaction holds an
 
 A turn is stored as a time. Neither a turn nor the end of a pause is in the past when it is written, so nothing new
 appears below the current time. Searches therefore begin at lower bounds: one for the turns of each level, and two for
-the times at which sleeping rows wake.
+the times at which sleeping rows wake. A search for turns is one range of the index for each level with a bound, and one
+for the levels between two of them, because MariaDB begins at a bound only if it is a constant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -18,11 +20,11 @@ import sqlalchemy as sa
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS
-from waterclock.tables.keys import turn_ranges
-from waterclock.tables.model.claims.bounds import GroupSearch
 from waterclock.time import MIN_NS
 
 ASLEEP, HAS_TURN, PACED, ENDED = 0, 1, 2, 3  # the values of ``is_due``
+MOST_KNOWN = 8
+"""Levels that have bounds: each is a range of a search, and each number of them a statement."""
 
 
 class Lows(NamedTuple):
@@ -37,11 +39,7 @@ def lows_of(context: TableContext) -> Lows:
     reached = context.reached
     if context.sql.one_writer:
         return Lows({})
-    turns, sleeping = (
-        {one: bound.value for one, bound in bounds.of_unassigned().items()}
-        for bounds in (reached.groups, reached.sleeping)
-    )
-    return starts(context, reached.routed.value, turns, sleeping)
+    return starts(context, reached.routed.value, reached.groups.lows(), reached.sleeping.lows())
 
 
 def starts(context: TableContext, new: int, turns: Mapping[int, int], sleeping: Mapping[int, int]) -> Lows:
@@ -50,19 +48,10 @@ def starts(context: TableContext, new: int, turns: Mapping[int, int], sleeping: 
         new >>= BLOCK_BITS
     elif not context.backend.has_own_clock:
         turns, sleeping = {}, dict.fromkeys(sleeping, MIN_NS)
-    states = {"asleep": sleeping[ASLEEP], "paced": sleeping[PACED]}
-    return Lows({"start": new, **states, **turn_ranges.values_of(turns)}, len(turns))
-
-
-def lows_of_search(search: GroupSearch) -> dict[int, int]:
-    """Return the start of each search by level, or by the state of sleeping rows."""
-    return dict(zip(search.priorities, (one.low for one in search.unassigned), strict=True))
-
-
-def low_of(context: TableContext, level: int) -> int:
-    """Return the turn from which the rows of a level are searched."""
-    bound = context.reached.groups.of_unassigned().get(level)
-    return MIN_NS if bound is None else bound.value
+    values = {"start": new, "asleep": sleeping[ASLEEP], "paced": sleeping[PACED]}
+    for place, level in enumerate(sorted(turns)):
+        values |= {f"level_{place}": level, f"low_{place}": turns[level]}
+    return Lows(values, len(turns))
 
 
 def has_turn(context: TableContext) -> sa.ColumnElement[bool]:
@@ -75,12 +64,56 @@ def has_ended(context: TableContext) -> sa.ColumnElement[bool]:
     return (message_keys.c.table_id == context.table_id) & (message_keys.c.is_due == sa.literal_column(str(ENDED)))
 
 
+def by_index(name: str) -> str:
+    """Return the hint that names an index. Without it, the server reads all keys of a small table, and sorts them."""
+    return f"FORCE INDEX (waterclock_message_keys_{name}_idx)"
+
+
+def first_of(
+    context: TableContext, found: sa.Select[int], *order: sa.ColumnElement[int], index: str
+) -> sa.ScalarSelect[int]:
+    """Return the value of the first row of a search in the order of an index."""
+    if context.sql.begins_at_constants:
+        found = found.where(context.sql.needs_row(message_keys.c.had)).with_hint(message_keys, by_index(index))
+    return found.order_by(*order).limit(1).scalar_subquery()
+
+
+def searched(context: TableContext, known: int) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions, in the order of levels, each of one search for turns, with ``known`` bounds.
+
+    Only MariaDB searches several ranges of an index in order.
+    """
+    others = of_others(known)
+    ranges = [others[0], *chain.from_iterable(zip(of_known(known), others[1:], strict=True))]
+    return ranges if context.sql.is_bounded else [sa.or_(*ranges)]
+
+
+def of_known(known: int) -> list[sa.ColumnElement[bool]]:
+    """Return the range of each level with a bound, from that on."""
+    its = message_keys.c
+    lows = [sa.bindparam(f"low_{place}", type_=sa.BigInteger) for place in range(known)]
+    return [(its.level == level) & (its.turn >= low) for level, low in zip(_levels(known), lows, strict=True)]
+
+
+def of_others(known: int) -> list[sa.ColumnElement[bool]]:
+    """Return the ranges of levels below, between and above those with a bound."""
+    level, levels = message_keys.c.level, _levels(known)
+    if not levels:
+        return [sa.true()]
+    between = [(level > one) & (level < another) for one, another in pairwise(levels)]
+    return [level < levels[0], *between, level > levels[-1]]
+
+
+def _levels(known: int) -> list[sa.BindParameter[int]]:
+    return [sa.bindparam(f"level_{place}", type_=sa.BigInteger) for place in range(known)]
+
+
 def some_in_turn(context: TableContext, known: int) -> sa.ColumnElement[bool]:
     """Return whether a row waits for its turn; ``known`` is from `lows_of`."""
     level, turn = message_keys.c.level, message_keys.c.turn
-    ranges = turn_ranges.searched(context, known)
+    ranges = searched(context, known)
     found = [sa.select(turn).where(has_turn(context), one) for one in ranges]
-    return sa.or_(*(turn_ranges.first_of(context, one, level, turn, index="turn").is_not(None) for one in found))
+    return sa.or_(*(first_of(context, one, level, turn, index="turn").is_not(None) for one in found))
 
 
 def is_in(state: int) -> sa.ColumnElement[bool]:
@@ -103,4 +136,4 @@ def first_awake(context: TableContext, state: int) -> sa.ScalarSelect[int]:
     has_ended = message_keys.c.due_at <= context.backend.now_sql()
     its = message_keys.c.table_id == context.table_id, sleeps(context, state), has_ended
     found = sa.select(message_keys.c.due_at).where(*its)
-    return turn_ranges.first_of(context, found, message_keys.c.due_at, index="due")
+    return first_of(context, found, message_keys.c.due_at, index="due")

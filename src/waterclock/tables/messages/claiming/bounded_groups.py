@@ -97,10 +97,11 @@ def _bound(name: str, place: int) -> sa.BindParameter[int]:
 def read(known: Sequence[int], values: Sequence[Any]) -> tuple[DueGroups, DueGroups]:
     """Return the unassigned groups and the consumer's own from the values of `columns_of`."""
     half = count_of(known) // 2
-    return _read(known, values[:half]), _read(known, values[half:])
+    return read_owner(known, values[:half]), read_owner(known, values[half:])
 
 
-def _read(known: Sequence[int], values: Sequence[Any]) -> DueGroups:
+def read_owner(known: Sequence[int], values: Sequence[Any]) -> DueGroups:
+    """Return the groups of one owner from the first times of known priorities, and then other priorities."""
     firsts = {one: first for one, first in zip(known, values, strict=False) if first is not None}
     return DueGroups(firsts, max((one for one in values[len(known) :] if one is not None), default=None))
 

@@ -24,16 +24,19 @@ from waterclock.tables.databases.mariadb import leased_keys
 from waterclock.tables.databases.mariadb.leased_keys import index_of
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
 from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS, CHANGED_BLOCK, last_drawn
-from waterclock.tables.keys import turn_ranges
 from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
 from waterclock.tables.keys.turn_levels import (
     ASLEEP,
+    MOST_KNOWN,
     PACED,
     first_awake,
+    first_of,
     has_turn,
-    lows_of_search,
+    of_known,
+    of_others,
     starts,
 )
+from waterclock.tables.messages.claiming.bounded_groups import read_owner
 from waterclock.tables.messages.claiming.bounded_rows import begins_search, note_claimed
 from waterclock.tables.model.claims.bounds import (
     LATE_BY,
@@ -61,7 +64,7 @@ def advance_keys(context: TableContext) -> None:
     all_bounds = reached.groups, reached.sleeping
     new, leased = reached.routed.begin(), reached.leased.begin()
     turns, sleeping = (bounds.begin(UNASSIGNED) for bounds in all_bounds)
-    lows = starts(context, new.low, lows_of_search(turns), lows_of_search(sleeping))
+    lows = starts(context, new.low, turns.lows, sleeping.lows)
     marks = reached.routed.needs_mark or any(bounds.needs_mark(UNASSIGNED) for bounds in all_bounds)
     values = {**lows.values, "slot": slot_of(leased.low), "marks": marks}
 
@@ -76,12 +79,12 @@ def advance_keys(context: TableContext) -> None:
         return
     seen, waits = found[0], in_pairs and began is None
     until = (began or seen.now) - LATE_BY - WRITTEN_WITHIN if in_pairs else seen.now
-    of_each = (turns, [one.turns for one in found]), (sleeping, [one.sleeping for one in found])
+    of_each = (turns, [one.turns.firsts for one in found]), (sleeping, [one.sleeping for one in found])
     for bounds, (search, times) in zip(all_bounds, of_each, strict=True):
         firsts = search.firsts(search.unassigned, times, waits=waits)
         bounds.note(search, FirstTimes(until, firsts, oldest=seen.oldest, mark=seen.mark))
-    if found[-1].level is not None:
-        reached.groups.learn(UNASSIGNED, found[-1].level, most=turn_ranges.MOST_KNOWN if in_pairs else None)
+    if (level := found[-1].turns.unknown) is not None:
+        reached.groups.learn(UNASSIGNED, level, most=MOST_KNOWN if in_pairs else None)
     if in_pairs and is_limited:
         reached.leased.found(leased, [one.slot for one in found if one.slot is not None], until, waits=waits)
         slot = found[-1].slot
@@ -94,13 +97,8 @@ class _FoundByKeys:
 
     def __init__(self, levels: Sequence[int], row: Any) -> None:
         self.now, self.oldest, self.mark, self.drawn, self.block, self.slot, *firsts = row
-        self.sleeping = _found_of((ASLEEP, PACED), firsts)
-        self.turns = _found_of(levels, firsts[2:])
-        self.level = max((one for one in firsts[2 + len(levels) :] if one is not None), default=None)
-
-
-def _found_of(places: Sequence[int], firsts: Sequence[int | None]) -> dict[int, int]:
-    return {one: first for one, first in zip(places, firsts, strict=False) if first is not None}
+        self.sleeping = read_owner((ASLEEP, PACED), firsts[:2]).firsts
+        self.turns = read_owner(levels, firsts[2:])
 
 
 def _note_new(context: TableContext, search: BoundedSearch, began: int | None, found: Sequence[_FoundByKeys]) -> None:
@@ -152,14 +150,14 @@ def _looking(context: TableContext, known: int) -> sa.Select[*tuple[Any, ...]]:
         leased = sa.select(slot).select_from(rows).with_hint(rows, index_of(rows, "leased")).order_by(slot).limit(1)
         leased = leased.where(slot >= sa.bindparam("slot", type_=sa.BigInteger)).scalar_subquery()
     new = sql.by_unrouted_index(sa.select(block).select_from(rows), rows).where(*its).order_by(block).limit(1)
-    turns = [sa.select(turn).where(has_turn(context), one) for one in turn_ranges.of_known(known)]
-    levels = [sa.select(level).where(has_turn(context), one) for one in turn_ranges.of_others(known)]
+    turns = [sa.select(turn).where(has_turn(context), one) for one in of_known(known)]
+    levels = [sa.select(level).where(has_turn(context), one) for one in of_others(known)]
     columns = [
         *seen,
         new.scalar_subquery(),
         leased,
         *(first_awake(context, state) for state in (ASLEEP, PACED)),
-        *(turn_ranges.first_of(context, one, level, turn, index="turn") for one in (*turns, *levels)),
+        *(first_of(context, one, level, turn, index="turn") for one in (*turns, *levels)),
     ]
     named = (column.label(f"column_{place}") for place, column in enumerate(columns))
     return sa.select(context.backend.now_sql().label("now"), *named)

@@ -48,7 +48,7 @@ def bounds_of(context: TableContext) -> Mapping[int, int]:
     """Return the time by priority before which nothing is due except late messages, ns."""
     if not context.rows_have_bounds:
         return {}
-    bounds = {priority: bound.value for priority, bound in context.reached.groups.of_unassigned().items()}
+    bounds = context.reached.groups.lows()
     # A claim in steps has two statements for each priority with a bound.
     return bounds if context.sql.is_bounded or len(bounds) <= MOST_MARKS else {}
 
@@ -60,7 +60,7 @@ def advance(context: TableContext) -> None:
     search = context.reached.groups.begin(UNASSIGNED)
 
     def look(connection: SqlConnection) -> _FirstsFound:
-        return _look(context, connection, _lows_of(search), None)
+        return _look(context, connection, search.lows, None)
 
     found: list[_FirstsFound] = []
     if not context.sql.is_bounded:
@@ -109,10 +109,6 @@ def _behind(context: TableContext) -> int:
     return LATE_BY if context.sql.is_bounded else LATE_BY + WRITTEN_WITHIN
 
 
-def _lows_of(search: GroupSearch) -> dict[int, int]:
-    return dict(zip(search.priorities, (one.low for one in search.unassigned), strict=True))
-
-
 def _note(context: TableContext, search: GroupSearch, *found: _FirstsFound) -> None:
     firsts = [
         min((one for one in of if one is not None), default=None)
@@ -158,7 +154,7 @@ def due_from_bounds(context: TableContext, connection: SqlConnection, ahead: int
         reached = context.reached
         reached.advanced_at, reached.searches_left = moments.monotonic(), max(0, reached.searches_left - 1)
         search = reached.groups.begin(UNASSIGNED)
-        found = _look(context, connection, _lows_of(search), MAX_NS)
+        found = _look(context, connection, search.lows, MAX_NS)
         _note(context, search, found)
     else:
         found = _look(context, connection, lows, MAX_NS, ahead)

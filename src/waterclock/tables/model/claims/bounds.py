@@ -196,6 +196,11 @@ class GroupSearch:
     unassigned: list[BoundedSearch]
     own: list[BoundedSearch]
 
+    @property
+    def lows(self) -> dict[int, int]:
+        """The start of each search for unassigned groups, by priority."""
+        return dict(zip(self.priorities, (one.low for one in self.unassigned), strict=True))
+
     def firsts(
         self, starts: Sequence[BoundedSearch], found: Sequence[Mapping[int, int]], *, waits: bool
     ) -> list[int | None]:
@@ -259,6 +264,10 @@ class GroupBounds:
                 if first is not None:
                     self._found_at[priority] = moments.monotonic()
                 self._found_nothing((who, priority), one, min(end, found.now - CLOCK_STEP), snapshot)
+
+    def lows(self) -> dict[int, int]:
+        """Return the times before which no unassigned groups are due, by priority, ns."""
+        return {priority: bound.value for priority, bound in self.of_unassigned().items()}
 
     def of_unassigned(self) -> dict[int, ProvenBound]:
         """Return the bounds of unassigned groups by priority."""
