@@ -47,8 +47,11 @@ def fork_workers(config: pytest.Config, specs: Sequence[execnet.XSpec]) -> None:
         files = [theirs.fileno(), listener.fileno()]
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, json.dumps([*files, *arguments])],
-            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=files,
-        )  # fmt: skip
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=files,
+        )
     config.add_cleanup(process.wait)
     config.add_cleanup(ours.close)  # runs before the one above; the process ends when this end is closed
     if not ours.recv(1):
