@@ -38,15 +38,12 @@ def _ranges_of(known: Sequence[int]) -> dict[str, Any]:
     return {"aboves": [ABOVE_EVERY_PRIORITY, *known], "beneaths": [*known, BELOW_EVERY_PRIORITY]}
 
 
-def firsts_of(context: TableContext, who: str, lows: str, until: Any = None) -> sa.CTE:
-    """Return the first group of each known priority that is due until a time, assigned to the owner bound as ``who``.
-
-    ``until`` is None for the current time.
-    """
+def firsts_of(context: TableContext, who: str, lows: str) -> sa.CTE:
+    """Return the first group of each known priority that is due by now, assigned to the owner bound as ``who``."""
     values = [sa.bindparam(name, type_=Bigints()) for name in ("known", lows)]
     known = sa.func.unnest(*values).table_valued(sa.column("priority", sa.BigInteger), sa.column("low", sa.BigInteger))
     known = known.render_derived(f"known_{who}")
-    first = _first_until(context, _owner(who), known, context.backend.now_sql() if until is None else until)
+    first = _first_until(context, _owner(who), known, context.backend.now_sql())
     return sa.select(known.c.priority, known.c.low, first.label("first")).cte(f"due_{who}")
 
 
@@ -87,12 +84,6 @@ def highest_of(context: TableContext, who: str, firsts: sa.CTE, below: sa.Column
     return sa.func.greatest(known, highest_unknown(context, _owner(who), below), type_=sa.BigInteger)
 
 
-def earliest_of(context: TableContext, who: str, lows: str) -> sa.ScalarSelect[Any]:
-    """Return when the first group of the known priorities is due, also in the future."""
-    firsts = firsts_of(context, who, lows, until=MAX_NS)
-    return sa.select(sa.func.min(firsts.c.first)).scalar_subquery()
-
-
 def owners_values(bounds: GroupBounds, names: Sequence[str]) -> dict[str, Any]:
     """Return the parameters of `earliest_of_each` and `highest_unknown` for several consumers."""
     searches = [bounds.at_values(name) for name in names]
@@ -106,7 +97,10 @@ def owners_values(bounds: GroupBounds, names: Sequence[str]) -> dict[str, Any]:
 
 
 def earliest_of_each(context: TableContext, owner: sa.ColumnElement[str]) -> sa.ScalarSelect[Any]:
-    """Return `earliest_of` for a consumer of the outer statement, whose name is in the array bound as ``owners``."""
+    """Return when the first group of the known priorities of a consumer is due, also in the future.
+
+    The consumer is of the outer statement, and its name is in the array bound as ``owners``.
+    """
     values = (
         sa.bindparam("owners", type_=sa.ARRAY(owner.type)),
         *(sa.bindparam(name, type_=Bigints()) for name in ("known", "own_lows")),

@@ -18,7 +18,6 @@ from waterclock.tables.groups import consumers
 from waterclock.tables.groups.routing import unrouted_from
 from waterclock.tables.messages.claiming import bounded_groups
 from waterclock.tables.messages.claiming.bounded_levels import (
-    earliest_of,
     earliest_of_each,
     firsts_of,
     highest_of,
@@ -168,9 +167,7 @@ def next_group_due(
     its: dict[str, Any] = {"me": None if me == UNASSIGNED else me, "unassigned": UNASSIGNED}
     its["start"] = context.reached.routed.value
     search, known = context.reached.groups.at_values(me), None
-    if context.sql.is_bounded:
-        its |= values_of(search)
-    elif context.sql.begins_at_constants and bounded_groups.has_bounds(context):
+    if context.sql.is_bounded or (context.sql.begins_at_constants and bounded_groups.has_bounds(context)):
         its |= bounded_groups.values_of(search)
         known = search.priorities
     [top] = connection.execute(_next_group_due(context, None if known is None else len(known), limited=limited), its)
@@ -414,8 +411,7 @@ def _next_group_due(context: TableContext, known: int | None, *, limited: bool) 
             found |= {"has_room": of_me(consumers.has_room(context)), "max_groups": of_me(own.c.max_groups)}
         of_consumers = [one.label(name) for name, one in found.items()]
     if known is None:
-        ends = _ready_ends(context, "any", unassigned, ("unassigned", "lows"))
-        ends += _ready_ends(context, "my", me, ("me", "own_lows"))
+        ends = [*_ready_ends(context, "any", unassigned), *_ready_ends(context, "my", me)]
     else:
         ends = bounded_groups.columns_of(context, known)
     return sa.select(
@@ -444,19 +440,16 @@ def _own_groups_due(context: TableContext, *, limited: bool) -> sa.Select[*tuple
     ).where(own.c.table_id == context.table_id, context.sql.any_of(own.c.name, "names"))
 
 
-def _ready_ends(
-    context: TableContext, whose: str, owner: sa.ColumnElement[str], bound: tuple[str, str] | None = None
-) -> list[sa.Label[Any]]:
+def _ready_ends(context: TableContext, whose: str, owner: sa.ColumnElement[str]) -> list[sa.Label[Any]]:
     """Select the lowest and highest priority of an owner's ready groups, and the earliest due time.
 
     That time is of the lowest priority. Usually both priorities are the same, and it is the earliest of all. If
     searches have bounds, it is the earliest of all known priorities, the lowest priority is NULL, and the highest one
-    is unknown. ``bound`` are the names of the owner and of its bounds as parameters; None: it is one of ``owners``.
+    is unknown. The owner is then one of ``owners``.
     """
     if context.sql.is_bounded:
-        earliest = earliest_of_each(context, owner) if bound is None else earliest_of(context, *bound)
         return [
-            earliest.label(f"{whose}_earliest"),
+            earliest_of_each(context, owner).label(f"{whose}_earliest"),
             sa.null().label(f"{whose}_lowest"),
             highest_unknown(context, owner, sa.literal(ABOVE_EVERY_PRIORITY, sa.BigInteger)).label(f"{whose}_highest"),
         ]
