@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -47,7 +48,7 @@ _ROUTED_FOR_EACH = 2
 long. To route a hundred keys, PostgreSQL reads 2,900 pages."""
 _SKIPPED_AT_ONCE = 300
 """Blocks of new messages of one key that a search passes: two claims reach a new key behind a million messages. On
-MariaDB, the most messages of other keys that a search finds."""
+MariaDB, the most keys without a turn that a search finds."""
 _FEW = 4  # on MariaDB, a window with so many messages of each key, or more, is followed by a search for other keys
 _LOOKED_AHEAD = 2_000
 """On MariaDB, messages behind the windows of a claim, among which it looks for keys without a turn."""
@@ -104,7 +105,7 @@ def _look_for_others(
     """Read a message of each key that has no row, or sleeps, behind a place, and return where to go on.
 
     The messages may be locked. If those seen are of ``few`` keys, one search passes most messages of these. Another one
-    goes on where the last one ended.
+    begins at the end of the last such search.
     """
     turns, found = context.turns, list[Any]()
     values = {"now": now, "count": _SKIPPED_AT_ONCE}
@@ -147,11 +148,7 @@ def _lock(context: TableContext, connection: SqlConnection, which: str, values: 
     if context.sql.one_writer or context.sql.is_bounded:
         return found
     # MariaDB locks the messages in no order. It compares keys by their bytes, and so does Python.
-    return sorted(found, key=_place_of)
-
-
-def _place_of(row: Any) -> tuple[Any, ...]:
-    return row.block, row.key, row.priority, row.time_next
+    return sorted(found, key=attrgetter("block", "key", "priority", "time_next"))
 
 
 def _route(

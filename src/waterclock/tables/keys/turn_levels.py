@@ -125,7 +125,8 @@ def is_in(state: int) -> sa.ColumnElement[bool]:
 def sleeps(context: TableContext, state: int) -> sa.ColumnElement[bool]:
     """Return the condition that a row sleeps, `ASLEEP` or `PACED`, until a time from the bound on."""
     low = sa.bindparam("asleep" if state == ASLEEP else "paced", type_=sa.BigInteger)
-    return is_in(state) if context.sql.one_writer else is_in(state) & (message_keys.c.due_at >= low)
+    from_low = (message_keys.c.is_due == sa.literal_column(str(state))) & (message_keys.c.due_at >= low)
+    return is_in(state) if context.sql.one_writer else from_low
 
 
 def first_awake(context: TableContext, state: int) -> sa.ScalarSelect[int]:

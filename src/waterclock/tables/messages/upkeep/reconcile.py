@@ -127,8 +127,7 @@ def _check_some(context: TableContext) -> tuple[_CheckedGroups, int]:
 def _save_bounds(context: TableContext) -> None:
     """Write the bounds of searches, so that a new process begins with them."""
     reached = context.reached
-    due, sleeping = reached.groups.of_unassigned(), reached.sleeping.of_unassigned()
-    text = reached.saved.changed(reached.routed, due, sleeping)
+    text = reached.saved.changed(reached.routed, reached.groups.of_unassigned(), reached.sleeping.of_unassigned())
     if text is None:
         return
     try:
