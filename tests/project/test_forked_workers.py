@@ -13,6 +13,7 @@ from tests.support.forked_workers import ROOT
 CONFTEST = "from tests.support.forked_workers import fork_workers as pytest_xdist_setupnodes\n"
 TESTS = """
 import os
+from multiprocessing.spawn import get_preparation_data
 from pathlib import Path
 import pytest
 
@@ -26,6 +27,9 @@ def test_first(tmp_path, worker_id):
 def test_output_of_failures(number):
     print("printed by", number)
     assert number != 2
+
+def test_spawned_processes_do_not_import_what_runs_the_tests():
+    assert not {"init_main_from_name", "init_main_from_path"} & get_preparation_data("").keys()
 
 def test_a_crash():
     os._exit(3)
@@ -50,7 +54,7 @@ def test_workers_share_an_import_and_report_as_those_of_xdist_do(folder: Path) -
     ran = run(folder, "-n2", "--dist=load")
 
     assert ran.returncode == 1, ran.stdout + ran.stderr
-    assert "2 failed, 4 passed" in ran.stdout
+    assert "2 failed, 5 passed" in ran.stdout
     assert "worker 'gw" in ran.stdout  # that crashed; another one has replaced it
     assert "printed by 2" in ran.stdout
     assert (folder / "imports").read_text() == "imported\n"

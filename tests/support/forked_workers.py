@@ -130,6 +130,9 @@ class _Forking:
         config.workeroutput = {}
         config.option.basetemp = options.get("basetemp")
         tmpdir.pytest_configure(config)
+        # Otherwise each process that a test spawns would import this file, and pytest with it.
+        main = sys.modules["__main__"]
+        main.__spec__ = main.__file__ = None
         os.environ["PYTEST_XDIST_TESTRUNUID"] = config.workerinput["testrunuid"]
         os.environ["PYTEST_XDIST_WORKER"] = config.workerinput["workerid"]
         os.environ["PYTEST_XDIST_WORKER_COUNT"] = str(config.workerinput["workercount"])
