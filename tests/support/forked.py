@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -23,6 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
+
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
     "psycopg",
@@ -31,13 +34,16 @@ IMPORTED = (
     "sqlalchemy.dialects.mysql.pymysql",
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlalchemy.dialects.sqlite.pysqlite",
+    "structlog",
     "waterclock.batching.event_time.columns",
+    "waterclock.cli.app",
     "waterclock.connection",
     "waterclock.ingest.ingest",
     "waterclock.ingest.kafka.kafka_ingest",
     "waterclock.live.follower",
     "waterclock.tables.message_table",
     "waterclock.topics.topic",
+    "waterclock.work.worker",
 )
 _NUMBER = struct.Struct("i")
 _LONGEST = 65_536  # bytes of a request
@@ -69,7 +75,7 @@ class Forked:
         printed, stdout = os.pipe()
         request = json.dumps([module, *map(str, arguments)]).encode()
         assert len(request) < _LONGEST
-        socket.send_fds(_start_server(), [request], [states, stdout])
+        socket.send_fds(start_server(), [request], [states, stdout])
         os.close(states)
         os.close(stdout)
         self.stdout = open(printed, encoding="utf-8")  # noqa: PTH123, SIM115  # a pipe; closed by close()
@@ -109,8 +115,8 @@ class Forked:
 
 
 @cache
-def _start_server() -> socket.socket:
-    """Start the process that forks; it ends with this one."""
+def start_server() -> socket.socket:
+    """Start the process that forks, unless it runs; it ends with this one and its forks, which share it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
@@ -128,6 +134,8 @@ def _start_server() -> socket.socket:
 def _serve(requests: socket.socket) -> None:
     for name in IMPORTED:
         importlib.import_module(name)
+    pa.array([0])  # pyarrow imports pandas at the first list it meets
+    gc.freeze()  # a collection in a fork would copy each page of these objects
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)

@@ -99,6 +99,8 @@ class _Forking:
         # Workers that inherited the open files of captured output would overwrite each other's.
         capture = session.config.pluginmanager.getplugin("capturemanager")
         capture.stop_global_capturing()
+        if forked := sys.modules.get("tests.support.forked"):
+            forked.start_server()  # one for all workers, since it imports for two seconds
         self._controller.send(b".")
         workers: list[int] = []
         while self._listener in select.select([self._controller, self._listener], [], [])[0]:
