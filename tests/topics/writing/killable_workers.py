@@ -1,30 +1,15 @@
-"""A process that forks workers on demand, so that one can be started and killed in a few milliseconds.
-
-Each line of its input is a command: ``{"start": role, "url": …, "ledgers": …, "log": …}`` answers with a process id,
-``{"kill": pid}`` kills it and answers when it is gone. A worker appends to its log what its calls have returned.
-"""
+"""Workers on a topic that are started and killed again and again. Each appends to its log what its calls returned."""
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import psycopg  # noqa: F401  # loaded once here, not in every worker
-import pyarrow as pa
-import pymysql  # noqa: F401  # likewise
-import sqlalchemy.dialects.mysql.pymysql
-import sqlalchemy.dialects.postgresql.psycopg
-import sqlalchemy.dialects.sqlite.pysqlite  # noqa: F401  # likewise
+from tests.support.forked import Forked
 
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
@@ -34,7 +19,6 @@ from waterclock.topics.topic import Topic
 from waterclock.topics.upkeep import expiring, relocating, retention, sweeping
 from waterclock.topics.writing.producers import read_producer
 
-_PR_SET_PDEATHSIG = 1
 TOPIC = "killed"
 LEASE = 100_000_000  # ns
 TOGETHER = 6  # threads
@@ -125,87 +109,27 @@ ROLES = {
 }
 
 
-def _work(command: dict[str, Any]) -> None:
+def main(role: str, url: str, ledgers: str, log: str, number: str) -> None:
+    """Work until this process is killed."""
     shorten_leases()
-    log = os.open(command["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    ledgers = None if command["start"] == "relocate" else command["ledgers"]  # None: where they lie by now
-    topic = Topic.open(Backend(command["url"]), ledgers, TOPIC)
-    os.write(log, b"ready\n")
-    ROLES[command["start"]](topic, lambda text: os.write(log, f"{text}\n".encode()), command["from"])
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    place = None if role == "relocate" else ledgers  # None: where they lie by now
+    topic = Topic.open(Backend(url), place, TOPIC)
+    os.write(file, b"ready\n")
+    ROLES[role](topic, lambda text: os.write(file, f"{text}\n".encode()), int(number))
 
 
-def _serve() -> None:
-    pa.array([0])  # pyarrow imports pandas at the first list it meets: once here, not in every worker
-    alive: set[int] = set()
-    for line in sys.stdin:
-        command = json.loads(line)
-        if "kill" in command:
-            alive.remove(command["kill"])
-            print(json.dumps(_kill(command["kill"])), flush=True)
-        elif child := os.fork():
-            alive.add(child)
-            print(json.dumps(child), flush=True)
-        else:
-            _work_until_killed(command)
-    for child in alive:
-        _kill(child)
+def start_worker(role: str, url: str, ledgers: Path, log: Path, number: int = 0) -> Forked:
+    return Forked("tests.topics.writing.killable_workers", role, url, ledgers, log, number)
 
 
-def _kill(child: int) -> int:
-    os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
-
-
-def _work_until_killed(command: dict[str, Any]) -> None:
-    # A process that is killed itself must not leave workers behind that run for ever.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    try:
-        _work(command)
-    except BaseException:  # noqa: BLE001  # nothing may lead the child back into the loop of its parent
-        traceback.print_exc()
-    finally:
-        os._exit(1)
-
-
-class KillableWorkers:
-    """Starts such a process, and gives it its commands."""
-
-    def __init__(self) -> None:
-        root = Path(__file__).resolve().parents[3]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.topics.writing.killable_workers"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=root,
-        )
-
-    def start(self, role: str, url: str, ledgers: Path, log: Path, number: int = 0) -> int:
-        """Start a worker; give its process id."""
-        return self._ask({"start": role, "url": url, "ledgers": str(ledgers), "log": str(log), "from": number})
-
-    def kill(self, pid: int) -> None:
-        """Kill a worker and wait until it is gone; it must not have ended by itself."""
-        assert self._ask({"kill": pid}) == -signal.SIGKILL, "a worker ended by itself: its error is above"
-
-    def _ask(self, command: dict[str, Any]) -> int:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-    def close(self) -> None:
-        """End it."""
-        self._process.communicate(timeout=30)
+def kill(worker: Forked) -> None:
+    """Kill a worker and wait until it is gone; it must not have ended by itself."""
+    worker.kill()
+    assert worker.wait() == -signal.SIGKILL, "a worker ended by itself: its error is above"
 
 
 def lines(log: Path) -> Iterator[str]:
     """Read what a worker's calls have returned."""
     if log.exists():
         yield from log.read_text().splitlines()
-
-
-if __name__ == "__main__":
-    _serve()

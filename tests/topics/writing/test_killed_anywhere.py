@@ -8,11 +8,13 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.support.forked import Forked
 from tests.topics.flows import ledger_files_in
-from tests.topics.writing.killable_workers import TOGETHER, TOPIC, KillableWorkers, batch, lines, shorten_leases
+from tests.topics.writing.killable_workers import TOGETHER, TOPIC, batch, kill, lines, shorten_leases, start_worker
 
 from waterclock.database.backend import Backend
 from waterclock.database.schema.topic_catalogue import entries, files
@@ -29,12 +31,21 @@ KILLS = 10  # each costs the start of a process; `make soak` kills a thousand, f
 
 pytestmark = pytest.mark.both_servers
 
+Start = Callable[..., Forked]
 
-@pytest.fixture(scope="module")
-def workers() -> Generator[KillableWorkers]:
-    workers = KillableWorkers()
-    yield workers
-    workers.close()
+
+@pytest.fixture
+def start() -> Generator[Start]:
+    """Start workers, and kill those that a failed test leaves."""
+    started: list[Forked] = []
+
+    def start(*arguments: Any) -> Forked:
+        started.append(start_worker(*arguments))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.kill()
 
 
 @pytest.fixture
@@ -55,14 +66,14 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     ids="-".join,
 )
 def test_acknowledged_appends_survive_any_kill(
-    database_url: str, tmp_path: Path, workers: KillableWorkers, short_leases: None, roles: tuple[str, ...]
+    database_url: str, tmp_path: Path, start: Start, short_leases: None, roles: tuple[str, ...]
 ) -> None:
-    _kill_and_check(database_url, tmp_path, workers, roles, kills=KILLS)
+    _kill_and_check(database_url, tmp_path, start, roles, kills=KILLS)
 
 
 @pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_appends_of_several_threads_survive_any_kill(
-    database_url: str, tmp_path: Path, workers: KillableWorkers, kills: int
+    database_url: str, tmp_path: Path, start: Start, kills: int
 ) -> None:
     backend = Backend(database_url)
     ledgers, log = tmp_path / "ledgers", tmp_path / "log"
@@ -70,10 +81,10 @@ def test_appends_of_several_threads_survive_any_kill(
     dice = random.Random(0)  # noqa: S311  # not a secret
     for _ in range(kills):
         before = len(list(lines(log)))
-        pid = workers.start("append_together", database_url, ledgers, log)
+        worker = start("append_together", database_url, ledgers, log)
         _await(lambda before=before: len(list(lines(log))) > before + 1, "nothing was appended")
         time.sleep(dice.random() * 0.05)
-        workers.kill(pid)
+        kill(worker)
     messages = list(topic.read())
     _check_positions(messages)
     acknowledged = dict(line.rsplit(": ", 1) for line in lines(log) if ": " in line)
@@ -87,7 +98,7 @@ def test_appends_of_several_threads_survive_any_kill(
 
 @pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_relocation_leaves_no_file_behind_after_any_kill(
-    sqlite_url: str, tmp_path: Path, workers: KillableWorkers, short_leases: None, kills: int
+    sqlite_url: str, tmp_path: Path, start: Start, short_leases: None, kills: int
 ) -> None:
     backend = Backend(sqlite_url)
     ledgers, log = tmp_path / "ledgers", tmp_path / "log"
@@ -98,10 +109,10 @@ def test_a_relocation_leaves_no_file_behind_after_any_kill(
     dice = random.Random(0)  # noqa: S311  # not a secret
     for _ in range(kills):
         started = len(list(lines(log)))
-        pid = workers.start("relocate", sqlite_url, ledgers, log)
+        worker = start("relocate", sqlite_url, ledgers, log)
         _await(lambda started=started: len(list(lines(log))) > started, "the relocation did not start")
         time.sleep(dice.random() * 0.1)
-        workers.kill(pid)
+        kill(worker)
     topic = Topic.open(backend, None, TOPIC)
     _end_all_work(topic)
     assert ledger_files_in(ledgers) | ledger_files_in(tmp_path / "ledgers-new") == {
@@ -115,14 +126,12 @@ def test_a_relocation_leaves_no_file_behind_after_any_kill(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(5))
 def test_acknowledged_appends_survive_a_thousand_kills(
-    database_url: str, tmp_path: Path, workers: KillableWorkers, short_leases: None, seed: int
+    database_url: str, tmp_path: Path, start: Start, short_leases: None, seed: int
 ) -> None:
-    _kill_and_check(database_url, tmp_path, workers, ("append", "seal", "compact", "expire"), kills=1000, seed=seed)
+    _kill_and_check(database_url, tmp_path, start, ("append", "seal", "compact", "expire"), kills=1000, seed=seed)
 
 
-def _kill_and_check(
-    url: str, folder: Path, workers: KillableWorkers, roles: tuple[str, ...], *, kills: int, seed: int = 0
-) -> None:
+def _kill_and_check(url: str, folder: Path, start: Start, roles: tuple[str, ...], *, kills: int, seed: int = 0) -> None:
     backend = Backend(url)
     ledgers = folder / "ledgers"
     topic = Topic.create(
@@ -133,7 +142,7 @@ def _kill_and_check(
         topic.append(batch(first, 10, 1), producer="p", sequence=first)
         topic.roll()
     logs = {role: folder / f"{role}.log" for role in roles}
-    _keep_killing(url, ledgers, workers, logs, kills, random.Random(seed))  # noqa: S311  # not a secret
+    _keep_killing(url, ledgers, start, logs, kills, random.Random(seed))  # noqa: S311  # not a secret
     _end_all_work(topic)
     if "expire" in roles:
         _expire(topic)
@@ -144,28 +153,28 @@ def _kill_and_check(
 
 
 def _keep_killing(
-    url: str, ledgers: Path, workers: KillableWorkers, logs: dict[str, Path], kills: int, dice: random.Random
+    url: str, ledgers: Path, start: Start, logs: dict[str, Path], kills: int, dice: random.Random
 ) -> None:
-    running: dict[str, int] = {}
+    running: dict[str, Forked] = {}
 
-    def start(role: str) -> None:
+    def begin(role: str) -> None:
         log = logs[role]
         started = sum(line == "ready" for line in lines(log))
-        running[role] = workers.start(role, url, ledgers, log, _resume_at(logs["append"]))
+        running[role] = start(role, url, ledgers, log, _resume_at(logs["append"]))
         _await(lambda: sum(line == "ready" for line in lines(log)) > started, f"{role} did not start")
 
     for _ in range(kills):
         for role in [role for role in logs if role not in running]:
-            start(role)
+            begin(role)
         time.sleep(dice.random() * 0.05)
         victim = dice.choice(list(logs))
-        workers.kill(running.pop(victim))
+        kill(running.pop(victim))
     if "append" not in running:
-        start("append")
+        begin("append")
     # However slow the machine, and however soon the others were killed.
     _await(lambda: max(_acknowledgements(logs["append"])) > OLD, "nothing was appended")
-    for pid in running.values():
-        workers.kill(pid)
+    for worker in running.values():
+        kill(worker)
 
 
 def _await(done: Callable[[], bool], otherwise: str) -> None:
