@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Shell
 from tests.live.conftest import expected, landed, traffic
+from tests.support.forked import Forked
 
 import waterclock as wc
 from waterclock.batching.event_time.rule import EventTimeRule
@@ -129,14 +128,13 @@ def test_boundaries_cut_batches_in_a_table_and_on_the_terminal(filled: Shell) ->
 
 
 def test_a_follower_ends_at_a_signal_having_committed_whole_steps(filled: Shell) -> None:
-    words = [sys.executable, "-m", "waterclock", *FOLLOW, "--follow", "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as process:
+    words = [*FOLLOW, "--follow", "--json", f"--url=sqlite:///{Path.cwd()}/factory.db"]
+    with Forked("tests.ingest.mqtt.command", *words) as process:
         with wc.connect("sqlite:///factory.db") as database:
             table = database.table("batches")
             while not table.peek(1):
                 assert process.poll() is None
         os.kill(process.pid, signal.SIGTERM)
-        assert process.stdout is not None
         assert '"event": "ended"' in process.stdout.read()
         assert process.wait() == 0
 
