@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
+import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -19,7 +22,7 @@ from tests.work.conftest import running, until
 
 import waterclock as wc
 from waterclock.tables.message_table import MessageTable
-from waterclock.work.running import processes
+from waterclock.work.running import forks, processes
 from waterclock.work.running.grouped_process import GroupedProcess
 
 MakeTable = Callable[..., MessageTable]
@@ -126,6 +129,17 @@ def test_a_fork_that_returns_from_a_handler_ends_and_answers_for_no_message(
         [error] = connection.scalars(sa.text("SELECT last_error FROM orders WHERE last_error IS NOT NULL"))
     assert error.startswith("RuntimeError: the original (")
     assert error.endswith(" in fork)")
+
+
+def test_a_fork_ends_although_a_lock_of_the_log_was_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_WRITES_WITHIN", 0.1)
+    held, handler = threading.Lock(), logging.StreamHandler(io.StringIO())
+    monkeypatch.setattr(handler, "emit", lambda _: held.acquire(timeout=10))
+    logging.getLogger(forks.__name__).addHandler(handler)
+    with held, forks.ending_forks("one"):
+        copy = os.fork()
+    logging.getLogger(forks.__name__).removeHandler(handler)
+    assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == -signal.SIGALRM
 
 
 @pytest.mark.one_database

@@ -115,7 +115,7 @@ def _look_for_others(
             firsts[row.key, row.priority] = min(row.time_next, firsts.get((row.key, row.priority), row.time_next))
         common = Counter((row.key, row.priority) for row in few).most_common(unrouted_keys.MOST_PASSED)
         passing = unrouted_keys.passing({place: firsts[place] for place, _ in common}, after[0], now)
-        found += connection.execute(_without_turn(context, passing.count), {**passing.values, **values})
+        found += connection.execute(_without_turn(context, passing.keys), {**passing.values, **values})
         if len(found) < _SKIPPED_AT_ONCE:
             after = passing.end, "", -MAX_NS
     if moments.monotonic() - turns.looked_ahead_at >= _LOOK_AHEAD_EVERY:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 _FAILED = 1  # exit code
+
+_WRITES_WITHIN = 5.0
+"""Seconds for the copy to write what it has to say. Then it ends by SIGALRM: another thread may have held the lock of a
+stream or of a log handler at the fork, and it has no copy that releases it."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +40,8 @@ def ending_forks(message_id: Any) -> Generator[None]:
 
 def _end(message_id: Any, error: BaseException | None) -> None:
     """Exit without any cleanup: connections, locks and temporary files belong to the parent."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, _WRITES_WITHIN)
     code = error.code if isinstance(error, SystemExit) else _FAILED
     if not isinstance(error, SystemExit):
         _log.error(

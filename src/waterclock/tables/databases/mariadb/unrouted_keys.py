@@ -70,7 +70,7 @@ def is_not_passed(rows: sa.FromClause, count: int) -> sa.ColumnElement[bool]:
 class Passing(NamedTuple):
     """A search that passes messages of some keys."""
 
-    count: int  # how many keys
+    keys: int  # how many
     values: dict[str, int | str]  # the parameters of `is_not_passed`
     end: int  # the second at which to go on
 
