@@ -13,8 +13,8 @@ from typing import Any
 _FAILED = 1  # exit code
 
 _WRITES_WITHIN = 5.0
-"""Seconds for the copy to write what it has to say. Then it ends by SIGALRM: another thread may have held the lock of a
-stream or of a log handler at the fork, and it has no copy that releases it."""
+"""Seconds within which the copy must have written its message. Then SIGALRM ends it: another thread may have held the
+lock of a stream or of a log handler at the fork, and has no copy that releases it."""
 
 _log = logging.getLogger(__name__)
 
