@@ -176,11 +176,11 @@ def test_beats_that_keep_failing_are_logged_once_a_minute(
     with suppress(LeaseLostError), delivery:
         with monkeypatch.context() as patch:
             patch.setattr(heartbeat.extending, "extend_all", _fail)
-            pulse.pass_time("121s")
+            pulse.pass_time("125s")
             assert caplog.text.count("cannot extend the leases") == 1
-            pulse.pass_time("58s")
+            pulse.pass_time("54s")
             assert caplog.text.count("cannot extend the leases") == 1
-            pulse.pass_time("3s")
+            pulse.pass_time("30s")  # a busy machine may warn some seconds later
             assert caplog.text.count("cannot extend the leases") == 2
         pulse.pass_time("2s")
     assert caplog.text.count("cannot extend the leases") == 2

@@ -227,20 +227,15 @@ def claim_within(context: TableContext, connection: SqlConnection, wanted: Wante
         return _OF_GROUPS[context.options.groups](context, connection, wanted, part=None)[0]
     if context.options.turns_by is not None:
         return claim_keyed(context, connection, wanted)[0]
-    return _claim_from(context, connection, wanted, bounds_of(context))
-
-
-def _claim_from(
-    context: TableContext, connection: SqlConnection, wanted: Wanted, begin: Mapping[int, int]
-) -> list[Claimed]:
-    if context.rows.info[DUE_SLOT]:
-        wanted = replace(wanted, about=context.reached.about_now())
-    return context.sql.claim(connection, context.rows, wanted, begin, context.backend.now_sql())
+    wanted = replace(wanted, about=context.reached.about_now())
+    return context.sql.claim(connection, context.rows, wanted, bounds_of(context), context.backend.now_sql())
 
 
 def _claim_rows(context: TableContext, wanted: Wanted, begin: Mapping[int, int]) -> list[Claimed]:
+    if context.rows.info[DUE_SLOT]:
+        wanted = replace(wanted, about=context.reached.about_now())
     return context.backend.alone(
-        lambda own: _claim_from(context, own, wanted, begin),
+        lambda own: context.sql.claim(own, context.rows, wanted, begin, context.backend.now_sql()),
         # Leases need not survive a crash of the computer, but the number of attempts must, if it is limited.
         durable=context.options.max_attempts is not None,
     )
