@@ -160,7 +160,7 @@ def measure(server: str, rate: float, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=["postgresql", "mariadb", []])
+    parser.add_argument("names", nargs="*", help="postgresql, mariadb")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--rate", type=float, default=1_500)
     asked = parser.parse_args()
