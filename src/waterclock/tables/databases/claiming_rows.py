@@ -16,8 +16,8 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.model.claims.bounds import LOOK_BACK_SHARE
 from waterclock.tables.model.claims.claim import FIRST_SEQ, LOOK_BACK_EVERY, Claimed, Wanted
-from waterclock.tables.model.claims.due_slots import SLOT, priorities_between, slots_between
-from waterclock.tables.model.schema import DUE_SLOT, LATE, MESSAGE_KEY, due_order, is_waiting, not_acked
+from waterclock.tables.model.claims.due_slots import due_order, in_slots, priorities_between, slots_of, time_in_slots
+from waterclock.tables.model.schema import LATE, MESSAGE_KEY, is_waiting, not_acked
 from waterclock.time import MIN_NS
 
 ABOVE_EVERY_PRIORITY = 2**31
@@ -304,8 +304,7 @@ class _Search:
     def _lock_level(self, level: int, low: int) -> None:
         values: dict[str, Any] = {"of": level, "bound": low, "low": low, "above": self._above, "count": self._left}
         if self._sql.locks_by_key:
-            about = self._wanted.about
-            slots = None if about is None or not self._rows.info[DUE_SLOT] else slots_between(low, about + SLOT)
+            slots = slots_of(self._rows, low, self._wanted.about)
             self._lock_by_key(values | {"slots": slots, "named": priorities_between(level, self._above)})
         else:
             self.found += self._connection.execute(_due_at_level(self._rows, self._now, self._wanted.where), values)
@@ -437,9 +436,7 @@ def _due_by_key(
     late_priority, late_due = (sa.column(name, sa.BigInteger) for name in LATE)
     between = sa.exists().where(other.c.time_acked.is_(None), _is_between(other, "of", levels_named))
     chosen = sa.true() if where is None else where
-    # Not the column itself, which would make a range of each slot.
-    due_at = seen.c.time_next + sa.literal_column("0") if slots_named else seen.c.time_next
-    slot = [sa.column(DUE_SLOT, sa.BigInteger).in_(sa.bindparam("slots", expanding=True))] if slots_named else []
+    due_at, slot = (time_in_slots(seen), [in_slots("slots")]) if slots_named else (seen.c.time_next, [])
 
     def search(
         of: Any, time: sa.ColumnElement[int], order: Sequence[sa.ColumnElement[int]], *which: sa.ColumnElement[bool]

@@ -512,13 +512,6 @@ def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     return rows.c.time_acked.is_(None) & rows.c.time_next.is_not(None)
 
 
-def due_order(rows: sa.FromClause) -> tuple[sa.ColumnElement[int], ...]:
-    """Return the columns by which the claim's index orders the messages of a priority, for a search of one table."""
-    table = rows.element if isinstance(rows, sa.Alias) else rows
-    has_slots = isinstance(table, sa.Table) and table.info.get(DUE_SLOT)
-    return (sa.column(DUE_SLOT, sa.BigInteger), rows.c.time_next) if has_slots else (rows.c.time_next,)
-
-
 def is_late(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return the condition that a message was due in the past when it was put or changed: in tables without groups."""
     return rows.c.routed == sa.literal_column("2")

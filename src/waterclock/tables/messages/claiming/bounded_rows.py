@@ -25,8 +25,16 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import MOST_MARKS
 from waterclock.tables.model.claims.bounds import LATE_BY, UNASSIGNED, WRITTEN_WITHIN, FirstTimes, GroupSearch
-from waterclock.tables.model.claims.due_slots import SLOT, end_of, priorities_between, slots_between
-from waterclock.tables.model.schema import DUE_SLOT, due_order, is_late, is_waiting
+from waterclock.tables.model.claims.due_slots import (
+    SLOT,
+    due_order,
+    end_of,
+    in_slots,
+    priorities_between,
+    slots_of,
+    time_in_slots,
+)
+from waterclock.tables.model.schema import is_late, is_waiting
 from waterclock.time import MAX_NS
 
 ADVANCE_EVERY = 0.1
@@ -78,7 +86,9 @@ def _look(
 ) -> _FirstsFound:
     """Search from ``lows`` on, up to ``until``, or as far as a bound may be; in slots, up to ``ahead`` ns from now."""
     levels = sorted(lows, reverse=True)
-    slots, gaps = _slots_of(context, [lows[level] for level in levels], ahead), _gaps_of(context, levels)
+    about = context.reached.about_now()
+    slots = [slots_of(context.rows, lows[level], about, ahead) for level in levels]
+    gaps = _gaps_of(context, levels)
     values = {"marks": context.reached.groups.needs_mark(UNASSIGNED), "until": until, "behind": _behind(context)}
     values |= {f"slots_{place}": some for place, some in enumerate(slots)}
     values |= {f"gap_{place}": some for place, some in enumerate(gaps, 1)}
@@ -88,14 +98,6 @@ def _look(
     found = _FirstsFound(row, len(lows), min((end_of(some[-1]) for some in slots if some is not None), default=None))
     context.reached.note_clock(began, found.now)
     return found
-
-
-def _slots_of(context: TableContext, lows: Sequence[int], ahead: int) -> list[list[int] | None]:
-    """Return the slots to search for each priority; None for those that are searched as a range."""
-    about = context.reached.about_now()
-    if about is None or not context.rows.info[DUE_SLOT]:
-        return [None] * len(lows)
-    return [slots_between(low, about + SLOT + ahead) for low in lows]
 
 
 def _gaps_of(context: TableContext, levels: Sequence[int]) -> list[list[int] | None]:
@@ -204,9 +206,10 @@ def _looking(
     for place, priority in enumerate(known):
         its, time = [is_waiting(rows)], rows.c.time_next
         if slots_named[place]:
-            slot = sa.column(DUE_SLOT, sa.BigInteger).in_(sa.bindparam(f"slots_{place}", expanding=True))
-            # Not the column itself, which would make a range of each slot.
-            its, time = [rows.c.time_acked.is_(None), slot], time + sa.literal_column("0")
+            its, time = (
+                [rows.c.time_acked.is_(None), in_slots(f"slots_{place}")],
+                time_in_slots(rows),
+            )
         low = sa.bindparam(f"low_{place}", type_=sa.BigInteger)
         its += [~is_late(rows), rows.c.priority == priority, time >= low, time <= until]
         first = sa.select(rows.c.time_next).where(*its)

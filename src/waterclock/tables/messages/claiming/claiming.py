@@ -38,7 +38,8 @@ from waterclock.tables.messages.claiming.lost_claims import TakenBefore, trying
 from waterclock.tables.messages.finishing.expiring import expire_more
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
-from waterclock.tables.model.schema import DUE_SLOT, due_order, is_waiting
+from waterclock.tables.model.claims.due_slots import due_order
+from waterclock.tables.model.schema import DUE_SLOT, is_waiting
 
 _log = logging.getLogger(__name__)
 
