@@ -14,7 +14,7 @@ from tests.tables.kinds import group_of
 
 from waterclock.connection import Database
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.model.schema import _Extra
+from waterclock.tables.model.schema import UserColumn
 
 
 def use(table: MessageTable, **fields: Any) -> None:
@@ -108,9 +108,9 @@ class Bare(sa.types.UserDefinedType[Any]):
 
 
 def test_columns_are_alike_by_all_that_their_types_were_made_with() -> None:
-    def extra(name: str, kind: Any, **changed: bool) -> _Extra:
+    def extra(name: str, kind: Any, **changed: bool) -> UserColumn:
         same = {"has_default": True, "is_nullable": False, "is_generated": False}
-        return _Extra(name, kind, **same | changed)
+        return UserColumn(name, kind, **same | changed)
 
     def same(one: Any, other: Any) -> bool:
         return extra("a", one) == extra("a", other)

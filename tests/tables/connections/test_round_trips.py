@@ -173,3 +173,14 @@ def test_no_verb_takes_more_round_trips_than_its_limit(
     }
     found = {name: verbs.trips(before, call, theirs.commit) for name, (before, call) in calls.items()}
     assert {name: trips for name, trips in found.items() if trips > MOST[kind][name]} == {}
+
+
+def test_all_statements_that_create_a_table_take_one_round_trip(database: Database, wire: SlowWire) -> None:
+    names = (f"table_{number}" for number in count())
+    trips: list[int] = []
+    for _ in range(TRIES):
+        began = wire.trips
+        database.create_table(next(names), payload="text", groups="sequenced")
+        trips.append(wire.trips - began)
+    # The others read and write the catalogue, and read the columns of the new table.
+    assert min(trips) <= 12

@@ -11,10 +11,13 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy import exc
+from sqlalchemy.engine.mock import MockConnection
 
 from waterclock._support.quoting import quoted
 from waterclock.database.backend import Backend
+from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_tables
+from waterclock.database.shared_compile_cache import alike
 from waterclock.differing_options import warn_of_differences
 from waterclock.errors import AlreadyExistsError, InvalidArgumentError, SchemaError
 from waterclock.tables.catalogue.context import TableContext, table_dialect
@@ -22,10 +25,11 @@ from waterclock.tables.catalogue.table_row import find, forget
 from waterclock.tables.catalogue.totals import start_totals
 from waterclock.tables.databases.table_dialect import TableDialect
 from waterclock.tables.model.days import LONGEST_NAME, Days, days_to_add
-from waterclock.tables.model.options import DURATIONS, TableOptions
+from waterclock.tables.model.options import DURATIONS, IdType, Payload, TableOptions
 from waterclock.tables.model.schema import (
     DEAD_COLUMNS,
     OWN_COLUMNS,
+    UserColumn,
     check_table_name,
     key_source,
     message_rows,
@@ -158,30 +162,65 @@ def _make(
             f"an SQL table named {quoted(name)} already exists. Use another name, or pass adopt=True to turn the SQL"
             " table into a message table"
         )
-    rows = message_rows(name, options.id_type, options.payload, columns, dialect.id_items(name, options.id_type))
-    if options.groups and options.ungrouped == "reject":
-        # Plain SQL must fail, too: otherwise such a message would be put and never sent.
-        given = rows.c.group_id.is_not(None) & (rows.c.group_id != "")
-        rows.append_constraint(sa.CheckConstraint(given, f"{name}_group"))
     days = days_of(dialect, name, options)
-    maker = dialect if days is None else days
-    maker.create(connection, rows, options.id_type, grouped=options.groups is not None, free=options.has_free_messages)
-    if options.turns_by is not None:
-        dialect.equip_keys(connection, rows, key_source(options.turns_by, columns))
+    statements = _statements(
+        dialect,
+        alike(connection.dialect),
+        name,
+        options.id_type,
+        options.payload,
+        tuple(UserColumn(one.name, one.type) for one in columns),
+        grouped=options.groups is not None,
+        free=options.has_free_messages,
+        rejects_ungrouped=options.groups is not None and options.ungrouped == "reject",
+        turns_by=options.turns_by,
+        by_day=days is not None,
+    )
+    for statement in (";\n".join(statements),) if dialect.sends_at_once else statements:
+        connection.exec_driver_sql(statement)
     if days is not None:
         days.add(connection, name, days_to_add((), backend.now(connection)))
     register(backend, connection, name, options)
 
 
+@built_once(maxsize=64)
+def _statements(
+    dialect: TableDialect,
+    driver: sa.Dialect,
+    name: str,
+    id_type: IdType,
+    payload: Payload,
+    columns: tuple[UserColumn, ...],
+    *,
+    grouped: bool,
+    free: bool,
+    rejects_ungrouped: bool,
+    turns_by: str | None,
+    by_day: bool,
+) -> Sequence[str]:
+    # Building and compiling them takes longer than sending them. Tests, and the databases of tenants, often have equal
+    # tables.
+    extra = [sa.Column(one.name, one.kind) for one in columns]
+    rows = message_rows(name, id_type, payload, extra, dialect.id_items(name, id_type))
+    if rejects_ungrouped:
+        # Plain SQL must fail, too: otherwise such a message would be put and never sent.
+        given = rows.c.group_id.is_not(None) & (rows.c.group_id != "")
+        rows.append_constraint(sa.CheckConstraint(given, f"{name}_group"))
+    texts: list[str] = []
+    recorder: Any = MockConnection(driver, lambda statement, _: texts.append(str(statement.compile(dialect=driver))))
+    maker = (dialect.days if by_day else None) or dialect
+    maker.create(recorder, rows, id_type, grouped=grouped, free=free)
+    if turns_by is not None:
+        dialect.equip_keys(recorder, rows, key_source(turns_by, extra))
+    return texts
+
+
 def register(backend: Backend, connection: sa.Connection, name: str, options: TableOptions) -> None:
     """Insert a message table into the catalogue."""
-    connection.execute(
-        sa.insert(message_tables).values(
-            name=name, options=options.to_json(), revision=1, time_created=backend.now_sql()
-        )
+    row = sa.insert(message_tables).values(
+        name=name, options=options.to_json(), revision=1, time_created=backend.now_sql()
     )
-    known = sa.select(message_tables.c.table_id).where(message_tables.c.name == name)
-    start_totals(connection, connection.execute(known).scalar_one())
+    start_totals(connection, connection.execute(row).inserted_primary_key.table_id)
 
 
 def _check_name(connection: sa.Connection, name: str, dead: str) -> None:

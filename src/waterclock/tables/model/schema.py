@@ -328,7 +328,7 @@ def reflect_rows(connection: sa.Connection, name: str, options: TableOptions) ->
         if column not in found:
             raise SchemaError(f"message table {quoted(name)}: its SQL table has no column {column!r}. Add the column")
     extra = tuple(
-        _Extra(
+        UserColumn(
             column,
             _column_type(options.columns.get(column, ""), kind),
             has_default=column in defaulted | generated,
@@ -368,11 +368,17 @@ def _column_type(declared: str, found: TypeEngine[Any]) -> TypeEngine[Any]:
     return sa.types.to_instance(_COLUMN_TYPES.get(declared, found))
 
 
-class _Extra:
-    """A user's column as it is in the database; equal to another of the same name, type and origin of its values."""
+class UserColumn:
+    """A user's column in the database; equal to another of the same name, type and origin of its values."""
 
     def __init__(
-        self, name: str, kind: TypeEngine[Any], *, has_default: bool, is_nullable: bool, is_generated: bool
+        self,
+        name: str,
+        kind: TypeEngine[Any],
+        *,
+        has_default: bool = False,
+        is_nullable: bool = True,
+        is_generated: bool = False,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -386,7 +392,7 @@ class _Extra:
         self._facts = (*facts, repr(kind) if known else object())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Extra) and self._facts == other._facts
+        return isinstance(other, UserColumn) and self._facts == other._facts
 
     def __hash__(self) -> int:
         return hash(self._facts)
@@ -401,7 +407,7 @@ def _described(
     name: str,
     id_type: IdType,
     payload: Payload,
-    extra: tuple[_Extra, ...],
+    extra: tuple[UserColumn, ...],
     *,
     is_partitioned: bool,
     is_keyed: bool,

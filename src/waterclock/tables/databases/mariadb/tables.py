@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
-from sqlalchemy.schema import DDL, CreateIndex, DropSequence
+from sqlalchemy.schema import DDL, CreateIndex, CreateSequence, DropSequence
 
 from waterclock.database.engines.mariadb import NOW
 from waterclock.database.per_database_cache import built_once
@@ -170,7 +170,8 @@ class MariadbTables(ClaimsInSteps, TableDialect):
     def create(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Create the SQL table, its indexes and triggers, and the sequence of its ids."""
         if id_type == "bigint":
-            sa.Sequence(f"{rows.name}_id_seq").create(connection)
+            # An interrupted creation may have left it.
+            connection.execute(CreateSequence(sa.Sequence(f"{rows.name}_id_seq"), if_not_exists=True))
         super().create(connection, rows, id_type, grouped=grouped, free=free)
 
     def is_unrouted(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:

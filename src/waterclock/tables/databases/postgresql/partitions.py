@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.schema import DDL, CreateTable
+from sqlalchemy.schema import DDL, CreateSequence, CreateTable
 
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.indexes import index_expiring
@@ -69,7 +69,7 @@ class PostgresqlDays:
         numbered = ("seq", "id") if id_type == "bigint" else ("seq",)
         for column in numbered:
             sequence = sa.Sequence(f"{rows.name}_{column}_seq", data_type=sa.BigInteger)
-            sequence.create(connection)
+            connection.execute(CreateSequence(sequence, if_not_exists=True))
             defaults[column] = sequence.next_value()
         if id_type == "uuid":
             defaults["id"] = sa.func.gen_random_uuid()
