@@ -220,7 +220,7 @@ def register(backend: Backend, connection: sa.Connection, name: str, options: Ta
     row = sa.insert(message_tables).values(
         name=name, options=options.to_json(), revision=1, time_created=backend.now_sql()
     )
-    start_totals(connection, connection.execute(row).inserted_primary_key.table_id)
+    start_totals(connection, connection.execute(row.returning(message_tables.c.table_id)).scalar_one())
 
 
 def _check_name(connection: sa.Connection, name: str, dead: str) -> None:
