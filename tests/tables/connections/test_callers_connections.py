@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy as sa
 from psycopg.rows import class_row, dict_row, namedtuple_row
 from pymysql.cursors import DictCursor, SSCursor, SSDictCursor
+from sqlalchemy.dialects.postgresql import HSTORE
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from tests.tables.options.plain_sql import run
 from tests.tables.received import payloads
@@ -335,6 +336,24 @@ def test_a_driver_s_asynchronous_connection_is_refused_with_the_way(table: Messa
         await connection.close()
 
     asyncio.run(refuse())
+
+
+@on_postgresql
+def test_an_hstore_is_put_on_a_connection_whose_driver_does_not_know_the_type(
+    database_url: str, connect: Callable[..., Database]
+) -> None:
+    engine = sa.create_engine(database_url)
+    with engine.begin() as connection:  # not every server has the extension
+        connection.execute(sa.text("CREATE DOMAIN hstore AS text"))
+    engine.dispose()
+    database = connect()
+    table = database.create_table("orders", payload="text", columns={"tags": HSTORE()})
+    with closing(postgresql(database)) as connection:
+        table.put("x", tags={"colour": "red"}, connection=connection)
+        connection.commit()
+    with database.backend.engine.connect() as reading:
+        stored = sa.select(sa.table("orders", sa.column("tags", sa.Text)).c.tags)
+        assert reading.execute(stored).scalar() == '"colour"=>"red"'
 
 
 @on_mariadb

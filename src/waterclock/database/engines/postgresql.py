@@ -140,8 +140,9 @@ class PostgresqlDialect(EngineDialect):
                 _framed("BEGIN ISOLATION LEVEL READ COMMITTED", _setting(_DIRECT | _PATIENCE, for_session=False)),
                 False,
             )
-        # The environment, the role or the database may set another encoding.
-        engine = sa.create_engine(url, connect_args={**options, "client_encoding": "utf8"})
+        # The environment, the role or the database may set another encoding. SQLAlchemy converts hstore itself, also on
+        # callers' connections, whose driver may not know the type; looking it up would cost each engine a round trip.
+        engine = sa.create_engine(url, connect_args={**options, "client_encoding": "utf8"}, use_native_hstore=False)
         event.listen(engine, "connect", _check_encoding)
         if not pooled:
             event.listen(engine, "connect", _set_up)
