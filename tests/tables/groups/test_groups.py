@@ -299,3 +299,27 @@ def test_a_claim_looks_once_while_another_transaction_routes(
             assert table.receive(10) == []
     assert len([text for text, _ in seen if "of_unassigned" in text]) == 1
     assert names(table.receive(10)) == ["a1"]
+
+
+@pytest.mark.both_servers
+@pytest.mark.parametrize("policy", ["sequenced", "exclusive"])
+def test_messages_that_plain_sql_copies_from_another_table_are_delivered_in_order(
+    make_table: Callable[..., MessageTable], database: Database, policy: str
+) -> None:
+    """Their columns say that they have places in a group, and perhaps a consumer."""
+    copied = database.create_table("copied", groups="exclusive", payload="text")
+    put(copied, "a1", "a2", "b1")
+    copied.receive(1)
+    table = make_table(groups=policy)
+    put(table, "a3")
+    assert names(table.receive(consumer="x")) == ["a3"]
+    with database.begin() as connection:
+        columns = [
+            one["name"] for one in sa.inspect(connection).get_columns("copied") if one["name"] not in ("id", "seq")
+        ]
+        listed = ", ".join(columns)
+        connection.exec_driver_sql(f"INSERT INTO orders ({listed}) SELECT {listed} FROM copied ORDER BY seq")  # noqa: S608  # ours
+    table.ack(1)
+    received = table.receive(3, consumer="x")
+    assert names(received) == ["a1", "a2", "b1"]
+    table.ack(received)

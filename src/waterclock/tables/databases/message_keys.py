@@ -23,7 +23,7 @@ _IS_MOVED = """
 One that was acked before it was routed is behind the bound of searches for unrouted ones."""
 
 IS_COPIED = "NEW.routed <> 0 AND NEW.time_acked IS NULL"
-"""The condition that plain SQL puts a message back that was routed: the row of its key may be gone."""
+"""The condition that plain SQL puts a message back that was routed: the row of its key or group may be gone."""
 
 
 UNACKED_SQL = "COALESCE(time_acked, -1) = CAST(-1 AS BIGINT)"

@@ -22,7 +22,7 @@ from waterclock.tables.databases.mariadb.leased_keys import index_of
 from waterclock.tables.databases.mariadb.listed_rows import delete_listed
 from waterclock.tables.databases.mariadb.partitions import MariadbDays
 from waterclock.tables.databases.mariadb.unrouted_keys import SINCE_SQL, SINCE_START, since
-from waterclock.tables.databases.message_keys import column_of
+from waterclock.tables.databases.message_keys import IS_COPIED, column_of
 from waterclock.tables.databases.table_dialect import CHANGED_PLACES, FoundRows, Key, LongKey, TableDialect, adapted
 from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Wanted
@@ -79,6 +79,10 @@ _LATE = {
 _IF_LATE = f"""
         IF NEW.time_acked IS NULL AND NEW.time_next < {NOW} - {LATE_BY} + {SINCE_START} THEN
             SET NEW.routed = 2;
+        END IF;"""
+_IF_COPIED = f"""
+        IF {IS_COPIED} THEN
+            SET NEW.routed = 2, NEW.position = NULL;
         END IF;"""
 # If plain SQL puts a message back that was routed, the row of its key may be gone.
 _SINCE = f"""
@@ -231,8 +235,8 @@ class MariadbTables(ClaimsInSteps, TableDialect):
             indexes.append(sa.Index(f"{name}_free_idx", *due))
         for index in indexes:
             connection.execute(CreateIndex(index, if_not_exists=True))  # an adoption may have been interrupted
-        late = "" if grouped else _IF_LATE
-        self._guard(connection, name, [_PUT_TRIGGER, _CHANGE_TRIGGER], late)
+        self._guard(connection, name, [_PUT_TRIGGER], _IF_COPIED if grouped else _IF_LATE)
+        self._guard(connection, name, [_CHANGE_TRIGGER], "" if grouped else _IF_LATE)
         if grouped:
             self._guard(connection, name, [_GROUP_TRIGGER])
 

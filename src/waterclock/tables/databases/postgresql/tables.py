@@ -127,7 +127,7 @@ _GROUP_TRIGGERS = (
     CREATE FUNCTION %(moved)s() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
         NEW.routed := %(changed)s;
-        IF NEW.group_id IS DISTINCT FROM OLD.group_id OR OLD.time_acked IS NOT NULL THEN
+        IF TG_OP = 'INSERT' OR NEW.group_id IS DISTINCT FROM OLD.group_id OR OLD.time_acked IS NOT NULL THEN
             NEW.position := NULL;
         END IF;
         RETURN NEW;
@@ -140,6 +140,9 @@ _GROUP_TRIGGERS = (
         AND NOT (NEW.group_id IS NULL AND OLD.group_id IS NULL AND OLD.time_acked IS NULL)
     )
     EXECUTE FUNCTION %(moved)s()""",
+    f"""
+    CREATE TRIGGER %(copied)s BEFORE INSERT ON %(table)s
+    FOR EACH ROW WHEN ({IS_COPIED}) EXECUTE FUNCTION %(moved)s()""",
 )
 _KEYS = [
     (
@@ -513,6 +516,7 @@ def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:
         "table": quote(rows.name),
         "due": quote(f"{rows.name}_due"),
         "moved": quote(f"{rows.name}_moved"),
+        "copied": quote(f"{rows.name}_copied"),
         "changed": str(CHANGED),
         "late": quote(f"{rows.name}_late"),
         "late_by": str(LATE_BY),

@@ -34,7 +34,7 @@ _GREATEST_ID = 2**63 - 1
 _NOW = "((CAST(strftime('%s','now') AS INTEGER) * 1000 + CAST(substr(strftime('%f','now'), 4) AS INTEGER)) * 1000000)"
 # Our own inserts name every column, so that the first trigger runs for plain SQL only. The second keeps a message that
 # lost its time_next from being lost. The third marks groups of changes by plain SQL: our own changes always change the
-# claim as well.
+# claim as well. The fourth marks messages that plain SQL copied from another table, or from a dump.
 _TRIGGERS = {
     "insert": """
         CREATE TRIGGER %(trigger)s AFTER INSERT ON %(table)s
@@ -62,7 +62,13 @@ _TRIGGERS = {
                 position = CASE WHEN NEW.group_id IS OLD.group_id AND OLD.time_acked IS NULL THEN position END
             WHERE seq = NEW.seq;
         END""",
+    "copied": f"""
+        CREATE TRIGGER %(trigger)s AFTER INSERT ON %(table)s WHEN {IS_COPIED}
+        BEGIN
+            UPDATE %(table)s SET routed = 0, position = NULL WHERE seq = NEW.seq;
+        END""",  # noqa: S608  # a constant
 }
+_OF_GROUPS = ("group", "copied")
 _HEADERS = "CAST(%(source)s AS TEXT)"
 # SQLite stores any bytes as text, and reads most invalid ones as U+FFFD. The servers refuse them.
 _IS_VALID = f"CHECK (replace({MESSAGE_KEY}, char(65533), '') NOT GLOB '*' || char(65533) || '*')"
@@ -175,7 +181,7 @@ class SqliteTables(ClaimsInSteps, TableDialect):
         quote = connection.dialect.identifier_preparer.quote
         table = quote(name)
         for verb, statement in _TRIGGERS.items():
-            if verb != "group" or grouped:
+            if grouped or verb not in _OF_GROUPS:
                 context = {
                     "table": table,
                     "trigger": quote(f"{name}_{verb}"),
