@@ -20,7 +20,6 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from waterclock.cli.app import run
 from waterclock.connection import connect
 from waterclock.errors import LeaseLostError
 from waterclock.tables.consumers.delivery import Delivery
@@ -236,5 +235,7 @@ async def starting_in_the_loop() -> AsyncIterator[object]:
 
 def main(*words: str) -> None:
     """Run a command in a process of its own."""
+    from waterclock.cli.app import run  # noqa: PLC0415  # processes of workers do not need it: a tenth of their start
+
     if code := run([*words]):
         sys.exit(code)
