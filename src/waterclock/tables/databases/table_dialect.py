@@ -90,7 +90,7 @@ class TableDialect(ABC):
     """
 
     begins_at_constants = False
-    """Whether a search begins at a lower bound only if that is a constant: see `first_positions`. An UPDATE then reads
+    """Whether a search begins at a lower bound only if that is a constant: see `first_in_group`. An UPDATE then reads
     values that it has set before.
     """
 
@@ -202,9 +202,12 @@ class TableDialect(ABC):
         # index's.
         return rows.c.routed != sa.literal_column("1")
 
-    def by_unrouted_index(self, found: FoundRows, rows: sa.FromClause) -> FoundRows:
-        """Return a search for unrouted messages in a form that their index answers."""
-        del rows
+    def by_index(self, found: FoundRows, rows: sa.FromClause, name: str) -> FoundRows:
+        """Return a search for messages that are unrouted, or of groups, in a form that the index of that name answers.
+
+        ``name`` is "unrouted" or "group".
+        """
+        del rows, name
         return found
 
     def routing_place(self, rows: sa.FromClause) -> sa.ColumnElement[int]:

@@ -18,16 +18,30 @@ SEARCHED_AT_ONCE = 256
 """Groups of one statement: it has a search of its own for each."""
 
 
-def first_positions(context: TableContext, count: int, condition: str = "") -> sa.ColumnElement[int]:
-    """Return the position of the first unacked message of a group, for ``count`` groups of `first_values`."""
+def first_in_group(
+    context: TableContext, count: int, condition: str = "", *, value: str = "position", last: bool = False
+) -> sa.ColumnElement[int]:
+    """Return the position of the first unacked message of a group, for ``count`` groups of `first_values`.
+
+    ``condition`` limits the messages, ``value`` names another column, and with ``last`` it is the last message.
+    """
     preparer = context.backend.engine.dialect.identifier_preparer
+    by = preparer.quote(f"{context.name}_group_idx")
     rows, names = preparer.quote(context.name), preparer.format_column(groups.c.group_id, use_table=True)
+    order = "position DESC" if last else "position"
     searches = (
-        f"WHEN :group_{place} THEN (SELECT position FROM {rows} WHERE group_id = :group_{place}"  # noqa: S608  # our names
-        f" AND position >= :start_{place} AND time_acked IS NULL{condition} ORDER BY position LIMIT 1)"
+        f"WHEN :group_{place} THEN (SELECT {value} FROM {rows} FORCE INDEX ({by}) WHERE group_id = :group_{place}"  # noqa: S608  # our names
+        f" AND position >= :start_{place} AND time_acked IS NULL{condition} ORDER BY {order} LIMIT 1)"
         for place in range(count)
     )
     return sa.type_coerce(sa.func.coalesce(sa.text(f"CASE {names} {' '.join(searches)} END")), sa.BigInteger)
+
+
+def given_position(count: int) -> sa.ColumnElement[int]:
+    """Return the position that `first_values` gives for a group, for ``count`` groups."""
+    names = (sa.bindparam(f"group_{place}", type_=groups.c.group_id.type) for place in range(count))
+    positions = (sa.bindparam(f"start_{place}", type_=sa.BigInteger) for place in range(count))
+    return sa.case(*((groups.c.group_id == name, position) for name, position in zip(names, positions, strict=True)))
 
 
 def searches_for(groups: int) -> int:
@@ -47,7 +61,7 @@ def within_places(rows: sa.Table, count: int) -> sa.ColumnElement[bool]:
 
 
 def first_values(starts: Mapping[str, int], ends: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Return the parameters of `first_positions`: the position of each group from which to search.
+    """Return the parameters of `first_in_group`: the position of each group from which to search.
 
     ``ends`` are those before which to search, for `within_places`.
     """

@@ -16,11 +16,12 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import KEPT, NAMED_AT_ONCE, pieces
 from waterclock.tables.groups.first_positions import (
     SEARCHED_AT_ONCE,
-    first_positions,
+    first_in_group,
     first_values,
     searches_for,
 )
 from waterclock.tables.groups.settled_values import (
+    GroupPlaces,
     due_at,
     first_of,
     first_place,
@@ -164,21 +165,22 @@ def settle(
     by_constants = context.sql.begins_at_constants
     for some in pieces(names, SEARCHED_AT_ONCE if by_constants else NAMED_AT_ONCE):
         chosen: dict[str, Any] = {"groups": list(some)}
-        if context.options.ack_order == "hold":
-            _ack_held_back(context, connection, chosen["groups"])
+        starts: dict[str, int] = {}
         if by_constants:
-            starts = dict.fromkeys(some, -FURTHEST) if from_first else _starts(context, connection, some, noted)
-            if starts:
-                noting = _note_from(context, searches_for(len(starts)))
-                connection.execute(noting, {"groups": list(starts), **first_values(starts)})
+            starts = dict.fromkeys(some, -FURTHEST) if from_first else starts_of(context, connection, some, noted)
+        if context.options.ack_order == "hold":
+            _ack_held_back(context, connection, chosen["groups"], starts)
+        if starts:
+            noting = _note_from(context, searches_for(len(starts)))
+            connection.execute(noting, {"groups": list(starts), **first_values(starts)})
         statements = _settling(context, may_end=may_end, from_first=from_first)
         execute_later(connection, *[(statement, chosen) for statement in statements])
 
 
-def _starts(
-    context: TableContext, connection: SqlConnection, names: Sequence[str], noted: Mapping[str, Any] | None
+def starts_of(
+    context: TableContext, connection: SqlConnection, names: Sequence[str], noted: Mapping[str, Any] | None = None
 ) -> dict[str, int]:
-    """Return the position from which the first message of each group is searched, as `_not_passed`."""
+    """Return the position from which the first message of each group is searched; ``noted`` as in `settle`."""
     if noted is None:
         noted = by_name(connection.execute(_heads_and_tails(context), {"groups": list(names)}))
     known = {name: noted[name] for name in names if name in noted}
@@ -307,27 +309,38 @@ def _note(
 @built_once(maxsize=256)
 def _note_from(context: TableContext, count: int) -> sa.Update:
     """Return `_note` for so many groups, with the constants of `first_values`."""
-    firsts = [first_positions(context, count)]
-    if context.options.groups == "exclusive":
-        firsts.append(first_positions(context, count, " AND claim_id IS NULL AND ack_held_at IS NULL"))
-    noted = settled_values(context, from_first=False, firsts=firsts)
+    noted = settled_values(context, from_first=False, places=_places(context, count))
     # Otherwise a server that believes the catalogue empty scans it instead of looking up the groups.
     return sa.update(groups).where(these_groups(context)).values(noted).with_hint("FORCE INDEX (PRIMARY)")
 
 
-def contradicts(context: TableContext, *, whole: bool) -> sa.ColumnElement[bool]:
+def _places(context: TableContext, count: int) -> GroupPlaces:
+    """Return the places of a group's messages, with the constants of `first_values`."""
+    unclaimed = " AND claim_id IS NULL AND ack_held_at IS NULL"
+    return GroupPlaces(
+        first_in_group(context, count),
+        first_in_group(context, count, unclaimed),
+        first_in_group(context, count, last=True),
+    )
+
+
+def contradicts(context: TableContext, *, whole: bool, searches: int | None = None) -> sa.ColumnElement[bool]:
     """Return the condition that settling would change when and to which consumer a group goes.
 
-    ``whole`` says whether to look for unacked messages before the group's head, too, and for those without a position:
-    this reads the entries of all finished messages that an old snapshot shows.
+    With ``searches``, this condition has the constants of `first_values` for so many groups. ``whole`` says whether to
+    look for unacked messages before the group's head, too, and for those without a position: this reads the entries of
+    all finished messages that an old snapshot shows.
     """
-    noted = settled_values(context, from_first=False, is_compared=True)
+    # The other values are compared only if a group has these, so that they follow from its row.
+    places = None if searches is None else _places(context, searches)
+    noted = settled_values(context, from_first=False, places=places, is_compared=True)
     deciding = [name for name in ("head", "next_position", "ready_at", "idle_since") if name in noted]
     known: dict[str, Any] = {name: groups.c[name] for name in deciding}
     now = context.backend.now_sql()
     known["ready_at"] = sa.case((groups.c.ready_at < now, now), else_=groups.c.ready_at)
     wrong = [known[name].is_distinct_from(noted[name]) for name in deciding]
-    wrong += [_has_held_first(context), has_to_end()]
+    its = () if searches is None else (context.rows.c.position == groups.c.head,)
+    wrong += [first_of(context, context.rows.c.ack_held_at, *its).is_not(None), has_to_end()]
     if context.sql.keeps_ended:
         wrong.append(groups.c.ended_at.is_not(None) & groups.c.head.is_not(None))
     if whole:
@@ -376,8 +389,9 @@ def _drained(context: TableContext, name: str = "groups") -> sa.Update:
     out = has_something_out(context)
     closed = groups.c.closes_after < sa.func.coalesce(groups.c.head, MAX_NS)
     now = written_at(context)
-    lapse = context.sql.larger(first_of(context, rows.c.time_next), now)
-    due = first_of(context, due_at(context, is_exhausted_sql(context), now))
+    is_head = rows.c.position == groups.c.head
+    lapse = context.sql.larger(first_of(context, rows.c.time_next, is_head), now)
+    due = first_of(context, due_at(context, is_exhausted_sql(context), now), is_head)
     lives = sa.exists().where(consumers.c.table_id == groups.c.table_id, consumers.c.name == groups.c.drain_to)
     heir = sa.case((lives | (groups.c.pinned == 1), groups.c.drain_to), else_=UNASSIGNED)
     drains_to = sa.func.coalesce(groups.c.drain_to, UNASSIGNED)
@@ -420,12 +434,17 @@ def needless() -> tuple[sa.ColumnElement[bool], ...]:
     return is_assigned(UNASSIGNED), groups.c.paused_until.is_(None), groups.c.pinned == 0
 
 
-def _ack_held_back(context: TableContext, connection: SqlConnection, names: list[str]) -> None:
+def _ack_held_back(
+    context: TableContext, connection: SqlConnection, names: list[str], starts: Mapping[str, int]
+) -> None:
     """Ack held-back messages with nothing before them, up to the first that is locked elsewhere.
 
-    A later check of the groups, or the next claim, continues there.
+    A later check of the groups, or the next claim, continues there. ``starts`` are as in `first_values`, if they are
+    needed.
     """
-    for row in connection.execute(_first_without_ack(context), {"groups": names}).all():
+    searches = searches_for(len(starts)) if starts else None
+    first = _first_without_ack(context, searches)
+    for row in connection.execute(first, {"groups": names, **first_values(starts)}).all():
         since = -FURTHEST if row.head is None else row.head
         values = {"of": row.group_id, "since": since, "until": MAX_NS if row.until is None else row.until}
         found = _known_ones(connection.execute(_held_and_locked(context), values).all())
@@ -437,16 +456,19 @@ def _ack_held_back(context: TableContext, connection: SqlConnection, names: list
 
 
 @built_once(maxsize=256)
-def _first_without_ack(context: TableContext) -> sa.Select[Any, Any, Any]:
+def _first_without_ack(context: TableContext, searches: int | None) -> sa.Select[Any, Any, Any]:
+    """Select the groups whose first message has an ack, and the first message without one."""
     rows = context.rows
-    unacked = first_of(context, rows.c.position, rows.c.ack_held_at.is_(None))
+    held, unacked = (
+        (first_of(context, rows.c.ack_held_at), first_of(context, rows.c.position, rows.c.ack_held_at.is_(None)))
+        if searches is None
+        else (
+            first_in_group(context, searches, value="ack_held_at"),
+            first_in_group(context, searches, " AND ack_held_at IS NULL"),
+        )
+    )
     columns = groups.c.group_id, groups.c.head, unacked.label("until")
-    return sa.select(*columns).where(these_groups(context), _has_held_first(context))
-
-
-def _has_held_first(context: TableContext) -> sa.ColumnElement[bool]:
-    """Return the condition that a group's first message has an ack that nothing holds back any more."""
-    return first_of(context, context.rows.c.ack_held_at).is_not(None)
+    return sa.select(*columns).where(these_groups(context), held.is_not(None))
 
 
 @built_once(maxsize=256)

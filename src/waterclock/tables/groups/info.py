@@ -135,7 +135,7 @@ def first_names(context: TableContext, connection: sa.Connection, limit: int, mo
     # Routed messages have their group in the catalogue, too.
     routed = sa.select(groups.c.group_id.label("name")).where(_which(context, named=False))
     name = group_of(rows)
-    new = context.sql.by_unrouted_index(sa.select(name.label("name")), rows).where(*_unrouted(context))
+    new = context.sql.by_index(sa.select(name.label("name")), rows, "unrouted").where(*_unrouted(context))
     if context.options.ungrouped == "free":
         new = new.where(name != UNGROUPED)
     if most_new is not None:

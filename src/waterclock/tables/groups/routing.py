@@ -303,7 +303,7 @@ def _next_new(context: TableContext, rows: sa.FromClause, *, skips: bool) -> sa.
         place.label("place"),
         rows.c.closes_group.label("closes"),
     )
-    found = context.sql.by_unrouted_index(found, rows).where(unrouted_from(context, rows, "start"))
+    found = context.sql.by_index(found, rows, "unrouted").where(unrouted_from(context, rows, "start"))
     if skips:
         found = found.where(~context.sql.computed_any_of(group_of(rows), "skipped"))
     return found.order_by(*context.sql.routing_order(rows)).limit(min(context.sql.routed_at_once, _ROUTED_AT_ONCE))
@@ -326,7 +326,7 @@ def first_and_newest(context: TableContext, connection: SqlConnection) -> tuple[
 @built_once(maxsize=256)
 def _first_and_newest(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    first = context.sql.by_unrouted_index(sa.select(rows.c.seq), rows).where(unrouted_from(context, rows, "start"))
+    first = context.sql.by_index(sa.select(rows.c.seq), rows, "unrouted").where(unrouted_from(context, rows, "start"))
     first = first.order_by(*context.sql.routing_order(rows)).limit(1)
     newest = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
     return sa.select(first.scalar_subquery(), newest.scalar_subquery())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -23,7 +22,7 @@ def first_of(
     rows = context.rows
     begins = rows.c.position.is_not(None) if from_first else _not_passed(rows)
     return (
-        sa.select(value)
+        context.sql.by_index(sa.select(value).select_from(rows), rows, "group")
         .where(rows.c.group_id == groups.c.group_id, begins, rows.c.time_acked.is_(None), *conditions)
         .order_by(rows.c.position)
         .limit(1)
@@ -52,17 +51,26 @@ def is_exhausted_sql(context: TableContext) -> sa.ColumnElement[bool]:
     return sa.false() if most is None else context.rows.c.epoch >= most
 
 
+class GroupPlaces(NamedTuple):
+    """Positions of a group's messages."""
+
+    head: sa.ColumnElement[int]  # of the first one
+    next: sa.ColumnElement[int]  # of the first one that no consumer has, in an exclusive group
+    last: sa.ColumnElement[int]
+
+
 def settled_values(
     context: TableContext,
     *,
     from_first: bool,
-    firsts: Sequence[sa.ColumnElement[int]] = (),
+    places: GroupPlaces | None = None,
     keeps_place: bool = False,
     is_compared: bool = False,
 ) -> dict[str, Any]:
     """Return the values of a group's row that depend on its messages; ``from_first`` as in `first_of`.
 
-    ``firsts`` are its head and, if it is exclusive, its next position, in an UPDATE that reads values that it has set.
+    With ``places``, the other values follow from the row's head and next position: an UPDATE reads values that it has
+    set, and a comparison needs the others only if these are right.
 
     ``keeps_place`` says whether a group that was due and still is, with the same message, priority and owner, stays so
     since then. ``is_compared`` says whether the values are compared with those of the row, instead of written.
@@ -72,7 +80,7 @@ def settled_values(
     waiting = (rows.c.claim_id.is_(None), rows.c.ack_held_at.is_(None))
 
     def first(value: Any, *conditions: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
-        if firsts:
+        if places is not None:
             conditions += (rows.c.position == (groups.c.next_position if conditions else groups.c.head),)
         return first_of(context, value, *conditions, from_first=from_first)
 
@@ -89,11 +97,11 @@ def settled_values(
         .scalar_subquery()
     )
     head: sa.ColumnElement[Any] = first(rows.c.position)
-    if firsts:
-        head, last = groups.c.head, sa.case((groups.c.head.is_(None), sa.null()), else_=last)
-    values: dict[str, Any] = {
-        "head": firsts[0] if firsts else head,
-        "tail": sa.func.coalesce(last, groups.c.tail),
+    values: dict[str, Any] = {"head": head, "tail": sa.func.coalesce(last, groups.c.tail)}
+    if places is not None:
+        head, last = groups.c.head, sa.case((groups.c.head.is_(None), sa.null()), else_=places.last)
+        values = {"head": places.head, "tail": sa.func.coalesce(last, groups.c.tail)}
+    values |= {
         "priority": sa.func.coalesce(first(rows.c.priority), groups.c.priority),
     }
     if context.sql.keeps_ended:
@@ -101,7 +109,7 @@ def settled_values(
         values["first_seq"] = sa.case((groups.c.head.is_(None), begun), else_=groups.c.first_seq)
         values["ended_at"] = sa.null()
     if context.options.groups == "exclusive":
-        values["next_position"] = firsts[1] if firsts else first(rows.c.position, *waiting)
+        values["next_position"] = first(rows.c.position, *waiting) if places is None else places.next
         values["idle_since"] = sa.case(
             (
                 head.is_(None) & (groups.c.assigned != UNASSIGNED),

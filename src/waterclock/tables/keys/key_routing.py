@@ -240,7 +240,7 @@ def _window(context: TableContext, which: str, *, locks: bool = False) -> sa.Sel
 
     def search(source: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
         adapt = adapted(source, rows)
-        found = context.sql.by_unrouted_index(sa.select(*map(adapt, columns)), source).where(*map(adapt, conditions))
+        found = context.sql.by_index(sa.select(*map(adapt, columns)), source, "unrouted").where(*map(adapt, conditions))
         in_order = found.order_by(*map(adapt, (*order, rows.c.priority, rows.c.time_next)))
         return in_order.limit(sa.bindparam("count", type_=sa.Integer))
 
@@ -261,7 +261,7 @@ def _unrouted(context: TableContext, passed: int) -> sa.Select[*tuple[Any, ...]]
     """
     rows = context.rows
     place = context.sql.block_of(rows).label("block"), rows.c[MESSAGE_KEY].label("key"), rows.c.priority
-    found = context.sql.by_unrouted_index(sa.select(rows.c.seq, *place, rows.c.time_next), rows)
+    found = context.sql.by_index(sa.select(rows.c.seq, *place, rows.c.time_next), rows, "unrouted")
     chosen = unrouted_keys.is_not_passed(rows, passed) if passed else of_any_key(context)
     return found.where(chosen).order_by(*place, rows.c.time_next)
 

@@ -504,7 +504,7 @@ def some_unrouted(context: TableContext) -> sa.ColumnElement[bool]:
         first = sa.select(block).where(is_unrouted(context), of_any_key(context)).order_by(block).limit(1)
         return first.scalar_subquery().is_not(None)
     found = sa.select(rows.c.seq).where(is_unrouted(context), of_any_key(context))
-    return context.sql.by_unrouted_index(found, rows).exists()
+    return context.sql.by_index(found, rows, "unrouted").exists()
 
 
 def of_any_key(context: TableContext) -> sa.ColumnElement[bool]:

@@ -203,9 +203,9 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         is_changed = rows.c.routed == sa.literal_column(str(self.changed))
         return (_is_new(rows) & (rows.c.seq >= start)) | (is_changed & (self.routing_place(rows) >= start))
 
-    def by_unrouted_index(self, found: FoundRows, rows: sa.FromClause) -> FoundRows:
-        """Name the index: with statistics from before messages were put or routed, the server reads all of them."""
-        return found.with_hint(rows, index_of(rows, "unrouted"))
+    def by_index(self, found: FoundRows, rows: sa.FromClause, name: str) -> FoundRows:
+        """Name the index: with statistics from before messages were put or acked, the server reads all of them."""
+        return found.with_hint(rows, index_of(rows, name))
 
     def equip(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, *, grouped: bool, free: bool) -> None:
         """Create the indexes and triggers of an existing SQL table."""
@@ -386,7 +386,8 @@ class MariadbTables(ClaimsInSteps, TableDialect):
 
         def search(source: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
             chosen = [source.c[column.name] for column in columns]
-            return sa.select(*chosen).join_from(parents, source, adapted(source, rows)(belongs)).where(which)
+            found = sa.select(*chosen).join_from(parents, source, adapted(source, rows)(belongs)).where(which)
+            return found if source is rows else self.by_index(found, source, "group")
 
         return self.lock_free(rows, search, not_acked(rows))
 

@@ -149,7 +149,7 @@ def _looking(context: TableContext, known: int) -> sa.Select[*tuple[Any, ...]]:
     elif context.options.limit is not None:
         leased = sa.select(slot).select_from(rows).with_hint(rows, index_of(rows, "leased")).order_by(slot).limit(1)
         leased = leased.where(slot >= sa.bindparam("slot", type_=sa.BigInteger)).scalar_subquery()
-    new = sql.by_unrouted_index(sa.select(block).select_from(rows), rows).where(*its).order_by(block).limit(1)
+    new = sql.by_index(sa.select(block).select_from(rows), rows, "unrouted").where(*its).order_by(block).limit(1)
     turns = [sa.select(turn).where(has_turn(context), one) for one in of_known(known)]
     levels = [sa.select(level).where(has_turn(context), one) for one in of_others(known)]
     columns = [

@@ -56,7 +56,7 @@ def advance_routed(context: TableContext, consumer: str) -> None:
 def _looking(context: TableContext, known: int | None) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
     start = sa.bindparam("start", type_=sa.BigInteger)
-    first = context.sql.by_unrouted_index(sa.select(rows.c.seq), rows)
+    first = context.sql.by_index(sa.select(rows.c.seq), rows, "unrouted")
     first = first.where(rows.c.routed == sa.literal_column("0"), rows.c.seq >= start).order_by(rows.c.seq).limit(1)
     newest = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
     return sa.select(

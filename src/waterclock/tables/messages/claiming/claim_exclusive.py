@@ -11,8 +11,16 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups import consumers
 from waterclock.tables.groups.consumers import Joined
+from waterclock.tables.groups.first_positions import (
+    SEARCHED_AT_ONCE,
+    first_values,
+    given_position,
+    searches_for,
+    within_places,
+)
 from waterclock.tables.groups.group_state import is_behind, is_out, lock_out, settle, these_groups
 from waterclock.tables.groups.rebalancing import rebalance
 from waterclock.tables.groups.routing import try_turn
@@ -80,23 +88,29 @@ class _ExclusiveClaim(GroupClaim):
     def _take_from(self, free: Iterable[Any], most: int, who: str) -> None:
         context, connection = self._context, self._connection
         free = list(free)
-        chosen = self._revoke_lapsed(self._choose(free, most))
+        heads = {row.group_id: row.head for row in free}
+        chosen = self._revoke_lapsed(self._choose(free, most), heads)
         if not chosen:
             return
         first = {row.group_id: None if who == UNASSIGNED or row.is_new else row.had_first for row in free}
         sent = self._due_first(self._first_messages(chosen, most, who), most)
-        self._hand_out(sent, first)
-        new = sorted(name for name in sent if first[name] is None)
-        if new:
-            by = {"who": self._me, "process": context.backend.session, "by": self._wanted.claim_id}
-            connection.execute(_assign(context), {"groups": new, **by})
+        # The messages from the head up to the next one are leased.
+        places = {name: (heads[name], self._starts[name] or 0) for name in sent}
+        self._hand_out(sent, first, {name: (start, end) for name, (start, end) in places.items() if start < end})
+        new = {name: members[0].position for name, members in sent.items() if first[name] is None}
+        for some in pieces(sorted(new), SEARCHED_AT_ONCE):
+            by = {"who": self._me, "process": context.backend.session}
+            places = first_values({name: new[name] for name in some})
+            connection.execute(_assign(context, searches_for(len(some))), {"groups": list(some), **by, **places})
         if who == UNASSIGNED and self._room is not None:
             self._room -= len(sent)
         settle(context, connection, chosen)
 
-    def _hand_out(self, sent: dict[str, list[Any]], first: dict[str, int | None]) -> None:
+    def _hand_out(
+        self, sent: dict[str, list[Any]], first: dict[str, int | None], out: dict[str, tuple[int, int]]
+    ) -> None:
         context, connection = self._context, self._connection
-        ends = dict(connection.execute(_last_ends(context), {"groups": list(sent)}).all()) if sent else {}
+        ends = _last_ends(context, connection, out)
         by_end: dict[int, list[Any]] = {}
         for group_id, members in sent.items():
             # No shorter than the leases of those already leased, so that none returns while an earlier one is leased.
@@ -109,7 +123,7 @@ class _ExclusiveClaim(GroupClaim):
                 leave_out(context), {"seqs": [row.seq for row in together], "until": until, **self._mine}
             )
 
-    def _revoke_lapsed(self, chosen: list[str]) -> list[str]:
+    def _revoke_lapsed(self, chosen: list[str], heads: dict[str, int]) -> list[str]:
         """Restart groups whose first message was not acked in time: those behind it must not overtake it.
 
         Returns the groups except those that cannot restart because another transaction has locked a message.
@@ -122,7 +136,7 @@ class _ExclusiveClaim(GroupClaim):
         if out.names:
             connection.execute(_revoke_behind(context), {"seqs": out.seqs, "now": self._now})
             settle(context, connection, out.names)
-        self._starts |= dict.fromkeys(out.names)
+        self._starts |= {name: heads[name] for name in out.names}
         locked = set(lapsed).difference(out.names)
         return [name for name in chosen if name not in locked]
 
@@ -153,27 +167,25 @@ def _revoke_behind(context: TableContext) -> sa.Update:
     )
 
 
+def _last_ends(context: TableContext, connection: SqlConnection, out: dict[str, tuple[int, int]]) -> dict[str, int]:
+    """Return when the last lease of each group ends; ``out`` has the positions from which and up to which to look."""
+    ends: dict[str, int] = {}
+    for some in pieces(sorted(out), SEARCHED_AT_ONCE):
+        starts, upto = ({name: out[name][place] for name in some} for place in (0, 1))
+        found = connection.execute(_ends_within(context, searches_for(len(some))), first_values(starts, upto))
+        ends |= dict(found.all())
+    return ends
+
+
 @built_once(maxsize=256)
-def _last_ends(context: TableContext) -> sa.Select[Any, Any]:
+def _ends_within(context: TableContext, searches: int) -> sa.Select[Any, Any]:
     rows = context.rows
-    until = (
-        sa.select(sa.func.max(rows.c.time_next))
-        .where(
-            rows.c.group_id == groups.c.group_id,
-            rows.c.position >= groups.c.head,
-            rows.c.position < sa.func.coalesce(groups.c.next_position, groups.c.tail + 1),
-            is_out(rows),
-        )
-        .correlate(groups)
-        .scalar_subquery()
-    )
-    return sa.select(groups.c.group_id, until.label("until")).where(these_groups(context))
+    its = within_places(rows, searches), is_out(rows)
+    return sa.select(rows.c.group_id, sa.func.max(rows.c.time_next)).where(*its).group_by(rows.c.group_id)
 
 
 @built_once(maxsize=256)
-def _assign(context: TableContext) -> sa.Update:
+def _assign(context: TableContext, count: int) -> sa.Update:
     who, process = sa.bindparam("who"), sa.bindparam("process", type_=sa.BigInteger)
-    rows = context.rows
-    first = first_of(context, rows.c.position, rows.c.claim_id == sa.bindparam("by", type_=sa.BigInteger))
-    values = {"assigned": who, "had_by": who, "had_in": process, "had_first": first}
+    values = {"assigned": who, "had_by": who, "had_in": process, "had_first": given_position(count)}
     return sa.update(groups).where(these_groups(context)).values(values)

@@ -256,7 +256,7 @@ class GroupClaim(ABC):
             by_group |= dict.fromkeys(lapsed.difference(out.names), _NONE)
             connection.execute(_revoke_all(context), {"seqs": out.seqs})
         if not context.sql.one_writer:
-            self._end_before_locked(by_group, which)
+            self._end_before_locked(by_group, searches, which)
         return by_group
 
     def _places_of(self, chosen: list[str], most: int) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class GroupClaim(ABC):
         ends = {name: FURTHEST if start is None else start + most for name, start in starts.items()}
         return first_values({name: -FURTHEST if start is None else start for name, start in starts.items()}, ends)
 
-    def _end_before_locked(self, by_group: dict[str, list[_Row]], which: dict[str, Any]) -> None:
+    def _end_before_locked(self, by_group: dict[str, list[_Row]], searches: int | None, which: dict[str, Any]) -> None:
         """Drop messages behind one that another transaction has locked."""
         gaps = [
             name
@@ -276,7 +276,7 @@ class GroupClaim(ABC):
             return
         locked: dict[str, int] = {}
         ours = {row.seq for name in gaps for row in by_group[name]}
-        for row in self._connection.execute(_first_places(self._context), {**which, "groups": gaps}):
+        for row in self._connection.execute(_first_places(self._context, searches), {**which, "groups": gaps}):
             if row.seq not in ours:
                 locked[row.group_id] = min(row.position, locked.get(row.group_id, row.position))
         for name, place in locked.items():
@@ -432,24 +432,27 @@ def _leave_ungrouped(context: TableContext) -> sa.Update:
 @built_once(maxsize=256)
 def _first_rows(context: TableContext, searches: int | None) -> sa.Select[*tuple[Any, ...]]:
     """Return the statement that locks the first messages; ``searches`` as in `first_values`, None: no constants."""
-    rows = context.rows
-    constants = sa.true() if searches is None else within_places(rows, searches)
-    return _first(context, columns_read(rows), constants, skip_locked=True)
+    return _first(context, columns_read(context.rows), searches, skip_locked=True)
 
 
 @built_once(maxsize=256)
-def _first_places(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+def _first_places(context: TableContext, searches: int | None) -> sa.Select[*tuple[Any, ...]]:
     rows = context.rows
-    return _first(context, (rows.c.seq, rows.c.group_id, rows.c.position))
+    return _first(context, (rows.c.seq, rows.c.group_id, rows.c.position), searches)
 
 
 def _first(
-    context: TableContext, columns: Sequence[sa.Column[Any]], *which: sa.ColumnElement[bool], skip_locked: bool = False
+    context: TableContext, columns: Sequence[sa.Column[Any]], searches: int | None, *, skip_locked: bool = False
 ) -> sa.Select[*tuple[Any, ...]]:
     # Positions of a group have no gaps except for acked messages, so the first are found without sorting.
     rows = context.rows
+    name: sa.ColumnElement[str] = rows.c.group_id
+    which: list[sa.ColumnElement[bool]] = []
+    if searches is not None:
+        # With the name itself, the server would read all entries of a group instead of the ranges of constants.
+        name, which = sa.func.coalesce(name), [within_places(rows, searches)]
     belongs = sa.and_(
-        rows.c.group_id == groups.c.group_id,
+        name == groups.c.group_id,
         rows.c.position >= groups.c.next_position,
         rows.c.position < groups.c.next_position + sa.bindparam("count"),
         rows.c.time_acked.is_(None),

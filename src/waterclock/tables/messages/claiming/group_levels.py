@@ -332,7 +332,7 @@ def _new_ones(context: TableContext, *, all_rows: bool) -> sa.Select[*tuple[Any,
     # In index order; otherwise a planner scans the table if few of its messages are unrouted.
     is_new = unrouted_from(context, rows, "start")
     place = context.sql.routing_place(rows)
-    first = context.sql.by_unrouted_index(sa.select(rows.c.seq, place.label("place")), rows)
+    first = context.sql.by_index(sa.select(rows.c.seq, place.label("place")), rows, "unrouted")
     new = first.where(is_new).order_by(*context.sql.routing_order(rows)).limit(1).cte("new")
     # Not as a maximum, for which a planner that believes the table empty would scan it.
     last = sa.select(rows.c.seq).order_by(rows.c.seq.desc()).limit(1)
@@ -416,7 +416,7 @@ def _next_group_due(context: TableContext, known: int | None, *, limited: bool) 
         ends = bounded_groups.columns_of(context, known)
     return sa.select(
         context.backend.now_sql().label("now"),
-        context.sql.by_unrouted_index(sa.select(rows.c.seq), rows)
+        context.sql.by_index(sa.select(rows.c.seq), rows, "unrouted")
         .where(unrouted_from(context, rows, "start"))
         .order_by(*context.sql.routing_order(rows))
         .limit(1)

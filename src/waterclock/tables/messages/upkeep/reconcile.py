@@ -13,7 +13,7 @@ whole, because it reads all finished messages that an old snapshot shows; on oth
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -25,12 +25,15 @@ from waterclock.database.schema.table_catalogue import groups, heartbeats, messa
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import RefusedError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
+from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.consumers import is_ownerless, release_idle, release_lapsed, release_ownerless
+from waterclock.tables.groups.first_positions import SEARCHED_AT_ONCE, first_values, searches_for
 from waterclock.tables.groups.group_state import (
     contradicts,
     has_lost_its_place,
     lock_free_groups,
     settle,
+    starts_of,
     these_groups,
 )
 from waterclock.tables.messages.rows.process_heartbeat import LASTS
@@ -229,15 +232,24 @@ def _look(context: TableContext, after: _RoundPlace | None, most: int, *, whole:
             values = {"after": after and after.group, "count": most}
             names += connection.scalars(_some_groups(context, begins=after is None), values)
             if names:
-                wrong += connection.scalars(
-                    _wrong_of(context, whole=whole or not context.sql.is_bounded), {"groups": names}
-                )
+                wrong += _wrong(context, connection, names, whole=whole or context.sql.one_writer)
         if whole and (after is None or after.named is not None):
             trips += 1
             lost = find_lost(context, connection, after and after.named, most)
         took = moments.monotonic_ns() - began - trips * round_trip
     place = _RoundPlace(names[-1] if len(names) == most else None, lost.last)
     return _CheckedGroups(None if place == (None, None) else place, wrong, lost.owners, processes, max(took, 0))
+
+
+def _wrong(context: TableContext, connection: SqlConnection, names: list[str], *, whole: bool) -> Iterable[str]:
+    if whole or not context.sql.begins_at_constants:
+        return connection.scalars(_wrong_of(context, whole=whole), {"groups": names})
+    wrong: list[str] = []
+    for some in pieces(names, SEARCHED_AT_ONCE):
+        starts = starts_of(context, connection, some)
+        its = {"groups": list(starts), **first_values(starts)}
+        wrong += connection.scalars(_wrong_of(context, whole=False, searches=searches_for(len(starts))), its)
+    return wrong
 
 
 @built_once(maxsize=256)
@@ -275,8 +287,8 @@ def _routing_anew(context: TableContext) -> sa.Update:
 
 
 @built_once(maxsize=256)
-def _wrong_of(context: TableContext, *, whole: bool) -> sa.Select[Any]:
-    wrong = contradicts(context, whole=whole)
+def _wrong_of(context: TableContext, *, whole: bool, searches: int | None = None) -> sa.Select[Any]:
+    wrong = contradicts(context, whole=whole, searches=searches)
     if context.sql.keeps_ended:
         wrong |= is_left_over(context)
     wrong |= is_ownerless() if context.options.groups == "exclusive" else _is_owned()
