@@ -16,6 +16,7 @@ from waterclock.database.driver_fast_path import execute_all
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
+from waterclock.tables.keys import turn_levels
 from waterclock.tables.keys.key_limits import counting, free_places, in_flight, trusted
 from waterclock.tables.keys.key_rows import KeyState, _first_due, give_turns, last_turns, put_off
 from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED, lows_of
@@ -148,7 +149,7 @@ def test_the_highest_priority_goes_first_even_if_no_bound_of_it_is_known(table: 
 
 
 def test_more_priorities_than_have_bounds_are_served(table: MessageTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_keys, "MOST_KNOWN", 2)
+    monkeypatch.setattr(turn_levels, "MOST_KNOWN", 2)
     for priority in range(5):
         table.put(str(priority), group="a", priority=priority)
         table.put(str(priority), group="a", priority=priority)
@@ -452,3 +453,29 @@ def test_a_count_from_a_bound_that_another_thread_forgot_is_repeated(limited: Me
         leased.reset()
         again = trusted(limited.context, connection, ["a"], counted)
         assert free_places(limited.context, ["a"], again, 1).free == {"a": 0}
+
+
+def test_a_claim_searches_only_levels_that_have_turns(table: MessageTable, database: Database) -> None:
+    table.put_many([{"payload": "x", "group": "a"}] * 2)
+    with statements_of(database.backend, "waterclock_message_keys") as seen:
+        assert len(table.receive(1)) == 1
+    [search] = [text for text, values in seen if "seen_turn" in text]
+    assert "level <" not in search
+    assert "level >" in search  # only from the level on at which the claim begins
+    assert " OR " not in search
+
+
+@pytest.mark.parametrize(("priority", "expected"), [(5, ["other", "known"]), (-5, ["known", "other"])])
+def test_a_claim_finds_keys_of_a_priority_that_another_process_met(
+    table: MessageTable,
+    connect: Callable[..., Database],
+    monkeypatch: pytest.MonkeyPatch,
+    priority: int,
+    expected: list[str],
+) -> None:
+    monkeypatch.setattr(bounded_keys, "begins_search", lambda _: False)  # which would meet it, too
+    another = connect().table("orders")
+    another.put_many([{"payload": "other", "group": "b", "priority": priority}] * 2)
+    assert [one.payload for one in another.receive(1)] == ["other"]  # it adds the row of the key
+    table.put("known", group="a")
+    assert [one.payload for one in table.receive(2)] == expected

@@ -217,11 +217,11 @@ def test_a_slow_claim_counts_what_others_sent_meanwhile(
     assert payloads(table, 1) == ["a0"]
     sent: list[object] = []
 
-    def look_late(*arguments: Any) -> Any:
+    def look_late(*arguments: Any, others: bool) -> Any:
         monkeypatch.setattr(claim_keyed, "next_turns", next_turns)
         clock.move("1s")
         sent.extend(payloads(database.table("orders"), 1))
-        return next_turns(*arguments)
+        return next_turns(*arguments, others=others)
 
     monkeypatch.setattr(claim_keyed, "next_turns", look_late)
     sent += payloads(table, 1)

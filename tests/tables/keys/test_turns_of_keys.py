@@ -236,9 +236,9 @@ def test_a_claim_of_one_passes_many_keys_whose_messages_were_cancelled_at_once(
     fair.put("live", customer="new")
     searches: list[object] = []
 
-    def search(*of: Any) -> Any:
+    def search(*of: Any, others: bool) -> Any:
         searches.append(of)
-        return key_rows.next_turns(*of)
+        return key_rows.next_turns(*of, others=others)
 
     monkeypatch.setattr(claim_keyed, "next_turns", search)
     assert _one_by_one(fair, 1) == ["live"]

@@ -101,23 +101,31 @@ _TIMES = "first_at", "gap_from", "gap_to", "leased_from", "leased_seq"  # column
 
 
 def next_turns(
-    context: TableContext, connection: SqlConnection, count: int, level: int, where: sa.ColumnElement[bool] | None
+    context: TableContext,
+    connection: SqlConnection,
+    count: int,
+    level: int,
+    where: sa.ColumnElement[bool] | None,
+    *,
+    others: bool,
 ) -> dict[Place, Any]:
     """Lock the next keys, of the highest priority first, that are not full.
 
     Return their rows in the order of their turns, with ``had``, and those of `state_of`.
 
     Only keys count of this ``level`` or a higher one, that is, of this priority or a lower one, and with a due message
-    that meets the condition ``where``.
+    that meets the condition ``where``. ``others`` is as in `searched`.
     """
     lows = lows_of(context)
     values = {"count": count, "from": level, **lows.values, **leased_from(context)}
-    rows = lock_found(connection, [_next_turns(context, where, lows.known)], values)
+    rows = lock_found(connection, [_next_turns(context, where, lows.known, others=others)], values)
     return {(row.message_key, row.level): row for row in rows}
 
 
 @built_once(maxsize=256)
-def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None, known: int) -> LockingSearch:
+def _next_turns(
+    context: TableContext, where: sa.ColumnElement[bool] | None, known: int, *, others: bool
+) -> LockingSearch:
     rows, key = context.rows, message_keys.c.message_key
     chosen = sa.true()
     if where is not None:
@@ -130,7 +138,8 @@ def _next_turns(context: TableContext, where: sa.ColumnElement[bool] | None, kno
     found = found.limit(sa.bindparam("count", type_=sa.Integer))
     found = found.where(has_turn(context))
     if not context.sql.is_bounded:
-        return locking_search(context, found.where(*searched(context, known)), its.level, its.turn, index="turn")
+        found = found.where(*searched(context, known, others=others))
+        return locking_search(context, found, its.level, its.turn, index="turn")
     found = found.order_by(its.level, its.turn).with_for_update(skip_locked=True)
     # The server runs one after the other, until it has enough rows.
     ranges = (found.where(one).subquery() for one in searched(context, known))

@@ -11,7 +11,7 @@ for the levels between two of them, because MariaDB begins at a bound only if it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS
+from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.time import MIN_NS
 
 ASLEEP, HAS_TURN, PACED, ENDED = 0, 1, 2, 3  # the values of ``is_due``
@@ -78,14 +79,17 @@ def first_of(
     return found.order_by(*order).limit(1).scalar_subquery()
 
 
-def searched(context: TableContext, known: int) -> list[sa.ColumnElement[bool]]:
+def searched(context: TableContext, known: int, *, others: bool = True) -> list[sa.ColumnElement[bool]]:
     """Return the conditions, in the order of levels, each of one search for turns, with ``known`` bounds.
 
-    Only MariaDB searches several ranges of an index in order.
+    Only MariaDB searches several ranges of an index in order. A search that goes on there from the range of one level
+    to that of the next passes the dead entries between them; if not ``others``, only levels with a bound have turns.
     """
-    others = of_others(known)
-    ranges = [others[0], *chain.from_iterable(zip(of_known(known), others[1:], strict=True))]
-    return ranges if context.sql.is_bounded else [sa.or_(*ranges)]
+    beside = _of_others(known)
+    ranges = [beside[0], *chain.from_iterable(zip(of_known(known), beside[1:], strict=True))]
+    if context.sql.is_bounded:
+        return ranges
+    return [sa.or_(*(ranges if others or known in (0, MOST_KNOWN) else of_known(known)))]
 
 
 def of_known(known: int) -> list[sa.ColumnElement[bool]]:
@@ -95,7 +99,26 @@ def of_known(known: int) -> list[sa.ColumnElement[bool]]:
     return [(its.level == level) & (its.turn >= low) for level, low in zip(_levels(known), lows, strict=True)]
 
 
-def of_others(known: int) -> list[sa.ColumnElement[bool]]:
+def others_in_turn(context: TableContext, known: int) -> list[sa.ScalarSelect[int]]:
+    """Return the nearest level with turns below, between and above those with a bound.
+
+    On MariaDB, a search that finds nothing goes on through dead entries. So it goes away from the turns of these.
+    """
+    level, turn = message_keys.c.level, message_keys.c.turn
+    searches: list[sa.ScalarSelect[int]] = []
+    for place, one in enumerate(_of_others(known)):
+        order = (level.desc(), turn.desc()) if place == 0 < known else (level, turn)
+        searches.append(first_of(context, sa.select(level).where(has_turn(context), one), *order, index="turn"))
+    return searches
+
+
+def learn_levels(context: TableContext, levels: Iterable[int]) -> None:
+    """Begin bounds for levels."""
+    for level in levels:
+        context.reached.groups.learn(UNASSIGNED, level, most=MOST_KNOWN if context.sql.begins_at_constants else None)
+
+
+def _of_others(known: int) -> list[sa.ColumnElement[bool]]:
     """Return the ranges of levels below, between and above those with a bound."""
     level, levels = message_keys.c.level, _levels(known)
     if not levels:
@@ -110,10 +133,15 @@ def _levels(known: int) -> list[sa.BindParameter[int]]:
 
 def some_in_turn(context: TableContext, known: int) -> sa.ColumnElement[bool]:
     """Return whether a row waits for its turn; ``known`` is from `lows_of`."""
+    found = *turns_of_known(context, known), *others_in_turn(context, known)
+    return sa.or_(*(one.is_not(None) for one in found))
+
+
+def turns_of_known(context: TableContext, known: int) -> list[sa.ScalarSelect[int]]:
+    """Return the first turn of each level with a bound."""
     level, turn = message_keys.c.level, message_keys.c.turn
-    ranges = searched(context, known)
-    found = [sa.select(turn).where(has_turn(context), one) for one in ranges]
-    return sa.or_(*(first_of(context, one, level, turn, index="turn").is_not(None) for one in found))
+    found = [sa.select(turn).where(has_turn(context), one) for one in of_known(known)]
+    return [first_of(context, one, level, turn, index="turn") for one in found]
 
 
 def is_in(state: int) -> sa.ColumnElement[bool]:

@@ -17,7 +17,6 @@ import sqlalchemy as sa
 
 from waterclock._support import moments
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.mariadb import leased_keys
@@ -27,14 +26,12 @@ from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS, CHA
 from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
 from waterclock.tables.keys.turn_levels import (
     ASLEEP,
-    MOST_KNOWN,
     PACED,
     first_awake,
-    first_of,
-    has_turn,
-    of_known,
-    of_others,
+    learn_levels,
+    others_in_turn,
     starts,
+    turns_of_known,
 )
 from waterclock.tables.messages.claiming.bounded_groups import read_owner
 from waterclock.tables.messages.claiming.bounded_rows import begins_search, note_claimed
@@ -84,7 +81,7 @@ def advance_keys(context: TableContext) -> None:
         firsts = search.firsts(search.unassigned, times, waits=waits)
         bounds.note(search, FirstTimes(until, firsts, oldest=seen.oldest, mark=seen.mark))
     if (level := found[-1].turns.unknown) is not None:
-        reached.groups.learn(UNASSIGNED, level, most=MOST_KNOWN if in_pairs else None)
+        learn_levels(context, [level])
     if in_pairs and is_limited:
         reached.leased.found(leased, [one.slot for one in found if one.slot is not None], until, waits=waits)
         slot = found[-1].slot
@@ -139,7 +136,6 @@ def _renew(context: TableContext, slot: int) -> None:
 def _looking(context: TableContext, known: int) -> sa.Select[*tuple[Any, ...]]:
     rows, sql, null = context.rows, context.sql, sa.null()
     block, slot = sql.block_of(rows), leased_keys.since()
-    level, turn = message_keys.c.level, message_keys.c.turn
     its = [is_unrouted(context), of_any_key(context)]
     seen: list[sa.ColumnElement[Any]] = [null, null, null]
     leased: Any = null
@@ -150,14 +146,13 @@ def _looking(context: TableContext, known: int) -> sa.Select[*tuple[Any, ...]]:
         leased = sa.select(slot).select_from(rows).with_hint(rows, index_of(rows, "leased")).order_by(slot).limit(1)
         leased = leased.where(slot >= sa.bindparam("slot", type_=sa.BigInteger)).scalar_subquery()
     new = sql.by_index(sa.select(block).select_from(rows), rows, "unrouted").where(*its).order_by(block).limit(1)
-    turns = [sa.select(turn).where(has_turn(context), one) for one in of_known(known)]
-    levels = [sa.select(level).where(has_turn(context), one) for one in of_others(known)]
     columns = [
         *seen,
         new.scalar_subquery(),
         leased,
         *(first_awake(context, state) for state in (ASLEEP, PACED)),
-        *(first_of(context, one, level, turn, index="turn") for one in (*turns, *levels)),
+        *turns_of_known(context, known),
+        *others_in_turn(context, known),
     ]
     named = (column.label(f"column_{place}") for place, column in enumerate(columns))
     return sa.select(context.backend.now_sql().label("now"), *named)

@@ -41,7 +41,7 @@ from waterclock.tables.keys.key_rows import (
     state_of,
     wake,
 )
-from waterclock.tables.keys.turn_levels import PACED, lows_of
+from waterclock.tables.keys.turn_levels import PACED, learn_levels, lows_of, others_in_turn
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
@@ -95,12 +95,17 @@ class _KeyedClaim:
         self._now = 0
         self._passed, self._left = set(examined.passed), set(examined.left)
         self._level = examined.level
+        self._others = True  # whether levels without a bound may have turns
         self.claimed: list[Claimed] = []
 
     def take(self) -> bool:
         """Claim due messages while there is room; return whether there are keys that were not examined."""
         context, connection = self._context, self._connection
-        self._now, unrouted, slept = connection.execute(_look(context), lows_of(context).values).one()
+        lows = lows_of(context)
+        self._now, unrouted, slept, *others = connection.execute(_look(context, lows.known), lows.values).one()
+        levels = {level for level in others if level is not None}
+        learn_levels(context, levels)
+        self._others = bool(slept) or not levels <= context.reached.groups.lows().keys()
         if unrouted:
             route_keys(context, connection, self._now, self._room)
         if slept:
@@ -120,7 +125,7 @@ class _KeyedClaim:
         context, connection, wanted = self._context, self._connection, self._wanted
         # The search passes keys that are left, so behind many of them it looks for as many others.
         count = min(max(self._room, len(self._left)), _KEYS_AT_ONCE) + len(self._left)
-        begun = next_turns(context, connection, count, self._level, wanted.where)
+        begun = next_turns(context, connection, count, self._level, wanted.where, others=self._others)
         places = [place for place in begun if place not in self._left and place not in self._passed]
         if not places:
             # The level has no other keys, because skipped keys have the last turns of a level.
@@ -197,7 +202,7 @@ class _KeyedClaim:
         Otherwise a claim of one message would examine the keys one by one.
         """
         context, connection = self._context, self._connection
-        begun = next_turns(context, connection, _KEYS_AT_ONCE, self._level, self._wanted.where)
+        begun = next_turns(context, connection, _KEYS_AT_ONCE, self._level, self._wanted.where, others=self._others)
         passed = self._left | self._passed
         states = {place: state_of(row) for place, row in begun.items() if place not in passed}
         place_all(context, connection, states, self._now, keeps_turns=True)
@@ -299,9 +304,13 @@ def _time(context: TableContext) -> sa.Select[int]:
 
 
 @built_once(maxsize=256)
-def _look(context: TableContext) -> sa.Select[Any, Any, Any]:
-    """Select the current time, whether messages are new, and whether keys need not sleep any longer."""
-    return sa.select(context.backend.now_sql(), some_unrouted(context), some_slept(context))
+def _look(context: TableContext, known: int) -> sa.Select[*tuple[Any, ...]]:
+    """Select the current time, whether messages are new, and whether keys need not sleep any longer.
+
+    On MariaDB, also levels without a bound that have turns, with ``known`` bounds.
+    """
+    others = others_in_turn(context, known) if context.sql.begins_at_constants else []
+    return sa.select(context.backend.now_sql(), some_unrouted(context), some_slept(context), *others)
 
 
 @built_once(maxsize=256)
