@@ -38,7 +38,7 @@ def first_in_group(
 
 
 def given_position(count: int) -> sa.ColumnElement[int]:
-    """Return the position that `first_values` gives for a group, for ``count`` groups."""
+    """Return the position that a group has in `first_values`, for ``count`` groups."""
     names = (sa.bindparam(f"group_{place}", type_=groups.c.group_id.type) for place in range(count))
     positions = (sa.bindparam(f"start_{place}", type_=sa.BigInteger) for place in range(count))
     return sa.case(*((groups.c.group_id == name, position) for name, position in zip(names, positions, strict=True)))

@@ -85,8 +85,8 @@ def searched(context: TableContext, known: int, *, others: bool = True) -> list[
     Only MariaDB searches several ranges of an index in order. A search that goes on there from the range of one level
     to that of the next passes the dead entries between them; if not ``others``, only levels with a bound have turns.
     """
-    beside = _of_others(known)
-    ranges = [beside[0], *chain.from_iterable(zip(of_known(known), beside[1:], strict=True))]
+    rest = _of_others(known)
+    ranges = [rest[0], *chain.from_iterable(zip(of_known(known), rest[1:], strict=True))]
     if context.sql.is_bounded:
         return ranges
     return [sa.or_(*(ranges if others or known in (0, MOST_KNOWN) else of_known(known)))]

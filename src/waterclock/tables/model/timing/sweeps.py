@@ -16,9 +16,9 @@ takes minutes instead of a ``poll_interval``.
 _OWN_SHARE = 10  # with their round trips, checks take at most one part in this many of a process's time
 
 WHOLE_EVERY = 600_000_000_000
-"""How often a process searches for expired messages from the first one on, and on a server for groups without rows, ns:
-these read the entries of all finished messages, on PostgreSQL those that an old snapshot shows. There, it also looks no
-more often for messages before the heads of their groups."""
+"""How often a process searches for expired messages from the first one on, and on a server for groups without rows and
+for messages before the heads of their groups, ns. These read the entries of all finished messages, on PostgreSQL those
+that an old snapshot shows."""
 
 ENDED_FOR = 300_000_000_000
 """How long the row of a group or key that has ended stays on PostgreSQL, ns. One that begins again after that is looked
