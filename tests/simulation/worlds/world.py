@@ -42,7 +42,7 @@ from waterclock.tables.groups.info import GroupInfo
 from waterclock.tables.keys import key_routing
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.inspecting.explaining import Explanation
-from waterclock.tables.model.schema import EXPIRED, is_expired
+from waterclock.tables.model.row_conditions import EXPIRED, is_expired
 from waterclock.time import MAX_NS
 from waterclock.topics.topic import Topic
 from waterclock.work.ground.outcomes import Retry

@@ -23,7 +23,7 @@ from waterclock.tables.messages.finishing import expiring, extending
 from waterclock.tables.messages.upkeep.reconcile import heal, heal_all
 from waterclock.tables.model.claims.bounds import CLOCK_STEP, GroupBounds, ProvenBound
 from waterclock.tables.model.claims.claim import FIRST_SEQ
-from waterclock.tables.model.schema import CANCELLED
+from waterclock.tables.model.row_conditions import CANCELLED
 from waterclock.tables.model.timing import sweeps
 from waterclock.tables.model.timing.sweeps import ENDED_FOR, WHOLE_EVERY
 from waterclock.time import MIN_NS

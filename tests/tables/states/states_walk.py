@@ -17,7 +17,7 @@ from waterclock.errors import InvalidArgumentError, LeaseLostError, OrderError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups.routing import route
 from waterclock.tables.message_table import MessageTable
-from waterclock.tables.model.schema import CANCELLED, EXPIRED
+from waterclock.tables.model.row_conditions import CANCELLED, EXPIRED
 from waterclock.tables.model.states import GroupState, MessageColumns, MessageState, state_of
 
 MessageMove = tuple[MessageState, Verb, MessageState]

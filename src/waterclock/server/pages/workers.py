@@ -21,7 +21,7 @@ from waterclock.server.shared_reads import shared
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages.inspecting.searching import read_window
 from waterclock.tables.messages.rows.process_heartbeat import LASTS, RATE_SECONDS
-from waterclock.tables.model.schema import is_waiting
+from waterclock.tables.model.row_conditions import is_waiting
 
 MOST_PROCESSES, MOST_TABLES, MOST_CONSUMERS, MOST_HANDLERS = 200, 20, 50, 50
 """Maximum processes on the page, tables whose messages in flight are read, consumers of each, and running handlers."""

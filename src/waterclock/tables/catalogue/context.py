@@ -19,7 +19,8 @@ from waterclock.tables.model.claims.passed_by import Narrowing, PassedBy
 from waterclock.tables.model.claims.turns import KeyTurns
 from waterclock.tables.model.options import TableOptions
 from waterclock.tables.model.purge_place import PurgePlace
-from waterclock.tables.model.schema import PARTITIONED, not_acked
+from waterclock.tables.model.row_conditions import not_acked
+from waterclock.tables.model.schema import PARTITIONED
 from waterclock.tables.model.timing.cron import Ticks
 from waterclock.tables.model.timing.lease_length import LeaseLength
 from waterclock.tables.model.timing.sweeps import EndedRows, ExpiredPlace, Sweeps

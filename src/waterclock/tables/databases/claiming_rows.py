@@ -17,7 +17,8 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.model.claims.bounds import LOOK_BACK_SHARE
 from waterclock.tables.model.claims.claim import FIRST_SEQ, LOOK_BACK_EVERY, Claimed, Wanted
 from waterclock.tables.model.claims.due_slots import due_order, in_slots, priorities_between, slots_of, time_in_slots
-from waterclock.tables.model.schema import LATE, MESSAGE_KEY, is_waiting, not_acked
+from waterclock.tables.model.row_conditions import is_waiting, not_acked
+from waterclock.tables.model.schema import LATE, MESSAGE_KEY
 from waterclock.time import MIN_NS
 
 ABOVE_EVERY_PRIORITY = 2**31

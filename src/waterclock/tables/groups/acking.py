@@ -17,7 +17,7 @@ from waterclock.tables.groups.group_state import UNGROUPED, by_name, locking_gro
 from waterclock.tables.groups.routing import group_of
 from waterclock.tables.model.claims.claim import Acked, Leased
 from waterclock.tables.model.claims.epochs import uncounted_sql
-from waterclock.tables.model.schema import ack_marks, ack_values, is_expired
+from waterclock.tables.model.row_conditions import ack_marks, ack_values, is_expired
 from waterclock.time import MAX_NS
 
 _Row = sa.Row[*tuple[Any, ...]]

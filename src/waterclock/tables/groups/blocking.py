@@ -12,7 +12,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import NAMED_AT_ONCE, pieces
 from waterclock.tables.groups.group_state import UNGROUPED
 from waterclock.tables.groups.routing import group_of
-from waterclock.tables.model.schema import is_expired, is_waiting
+from waterclock.tables.model.row_conditions import is_expired, is_waiting
 
 GOES_ON, IS_EXHAUSTED, IS_BLOCKED = 0, 1, 2  # the result of `standing`
 

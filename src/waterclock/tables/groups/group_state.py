@@ -31,7 +31,8 @@ from waterclock.tables.groups.settled_values import (
 )
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.epochs import uncounted_sql
-from waterclock.tables.model.schema import FURTHEST, not_acked
+from waterclock.tables.model.row_conditions import not_acked
+from waterclock.tables.model.schema import FURTHEST
 from waterclock.time import MAX_NS
 
 UNGROUPED = ""  # the group of messages without one

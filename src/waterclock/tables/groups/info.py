@@ -18,7 +18,7 @@ from waterclock.tables.groups.consumers import living_consumers
 from waterclock.tables.groups.group_state import UNGROUPED, lock_free_groups, lock_out, these_groups
 from waterclock.tables.groups.routing import group_of
 from waterclock.tables.model.claims.bounds import UNASSIGNED
-from waterclock.tables.model.schema import CANCELLED, not_acked
+from waterclock.tables.model.row_conditions import CANCELLED, not_acked
 from waterclock.tables.model.states import (
     GROUP_REASONS,
     HOLD_REASONS,

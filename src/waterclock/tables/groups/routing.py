@@ -31,7 +31,7 @@ from waterclock.tables.groups.group_state import (
     these_groups,
 )
 from waterclock.tables.model.claims.claim import FIRST_SEQ, LAST_SEQ
-from waterclock.tables.model.schema import not_acked
+from waterclock.tables.model.row_conditions import not_acked
 
 _ROUTED_AT_ONCE = 50_000  # in one transaction, or in those of one claim
 _AT_ONCE = 2_000

@@ -24,7 +24,8 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.mariadb import leased_keys
 from waterclock.tables.databases.postgresql.unrouted_keys import CHANGED_BLOCK
 from waterclock.tables.groups.group_state import is_out
-from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
+from waterclock.tables.model.row_conditions import not_acked
+from waterclock.tables.model.schema import MESSAGE_KEY
 from waterclock.time import MAX_NS
 
 NO_KEY = ""  # the key of messages without one, which are not limited

@@ -38,7 +38,8 @@ from waterclock.tables.keys.key_rows import (
 )
 from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED, learn_levels, lows_of
 from waterclock.tables.model.claims.turns import Behind
-from waterclock.tables.model.schema import MESSAGE_KEY, SEQ_INDEX, not_acked
+from waterclock.tables.model.row_conditions import not_acked
+from waterclock.tables.model.schema import MESSAGE_KEY, SEQ_INDEX
 from waterclock.time import MAX_NS
 
 _ROUTED_AT_ONCE = 100

@@ -49,7 +49,8 @@ from waterclock.tables.keys.turn_levels import (
     some_in_turn,
 )
 from waterclock.tables.model.claims.bounds import UNASSIGNED
-from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
+from waterclock.tables.model.row_conditions import not_acked
+from waterclock.tables.model.schema import MESSAGE_KEY
 from waterclock.time import MAX_NS, MIN_NS
 
 Place = tuple[str, int]  # a key and a level

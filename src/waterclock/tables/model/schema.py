@@ -3,116 +3,31 @@
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.cache_key import NO_CACHE
 from sqlalchemy.types import TypeEngine
 
 from waterclock._support.quoting import quoted
 from waterclock.database.engines.explicit_updates import EXPLICIT
 from waterclock.database.per_database_cache import built_once
-from waterclock.database.schema.types import BigInt, Json, Key, LongText, Name, required
+from waterclock.database.schema.types import BigInt, Key, LongText, Name, required
 from waterclock.errors import InvalidArgumentError, SchemaError
+from waterclock.tables.model.column_types import COLUMN_TYPES, ID_TYPES, LOSSY_JSON, PAYLOADS
 from waterclock.tables.model.options import IdType, Payload, TableOptions
 from waterclock.tables.model.values.key_names import GROUP, KeySource
-from waterclock.tables.model.values.reading import Guarded, Unreadable
+from waterclock.tables.model.values.reading import Guarded
 from waterclock.tables.model.values.reflected_types import reflected_columns
-from waterclock.time import MAX_NS, MIN_NS
 
 IdItem = sa.Identity | sa.DefaultClause  # column options by which a database generates ids
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,47}")
 _OURS = "waterclock_"
 _RESERVED = (_OURS, "sqlite_", "pg_")
-
-
-class Bytes(sa.LargeBinary):
-    """Bytes, even if a plain-SQL client wrote text into the column, as SQLite allows."""
-
-    as_it_is = bytes
-
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
-        """Encode text; copy buffers."""
-        del dialect, coltype  # the same for all
-        return _to_bytes
-
-
-class Text(sa.TypeDecorator[str]):
-    """Text, even if a plain-SQL client wrote bytes into the column, as SQLite allows."""
-
-    impl = LongText
-    cache_ok = True
-
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
-        """Decode bytes on SQLite; elsewhere the driver's text is used unchanged."""
-        return _to_text if dialect.name == "sqlite" else self.impl_instance.result_processor(dialect, coltype)
-
-
-class UuidText(sa.TypeDecorator[uuid.UUID]):
-    """A UUID as its 36 characters, readable and writable by plain SQL; PostgreSQL has a type for it."""
-
-    impl = sa.CHAR(36)
-    cache_ok = True
-
-    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
-        return dialect.type_descriptor(postgresql.UUID() if dialect.name == "postgresql" else sa.CHAR(36))
-
-    def process_bind_param(self, value: uuid.UUID | None, dialect: sa.Dialect) -> Any:
-        """Format in lower case with hyphens."""
-        return value if value is None or dialect.name == "postgresql" else str(value)
-
-    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        """Parse any spelling of it."""
-        del dialect  # the same for all
-        if value is None or isinstance(value, uuid.UUID):
-            return value
-        try:
-            return uuid.UUID(value)
-        except (ValueError, AttributeError, TypeError) as error:
-            return Unreadable(value, error)
-
-    @property
-    def python_type(self) -> type[uuid.UUID]:
-        return uuid.UUID
-
-
-def _to_text(value: Any) -> Any:
-    if not isinstance(value, bytes):
-        return value
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        return Unreadable(value, error)
-
-
-def _to_bytes(value: Any) -> bytes | None:
-    if value is None or isinstance(value, bytes):
-        return value
-    # SQLite also stores numbers, and bytes(17) would be seventeen zeros.
-    return str(value).encode() if isinstance(value, str | int | float) else bytes(value)
-
-
-_ID_TYPES: dict[IdType, Any] = {"bigint": BigInt, "text": Name, "uuid": UuidText()}
-_PAYLOADS: dict[Payload, Any] = {
-    "bytes": Bytes().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
-    "text": Text(),
-    "json": Guarded(Json()),
-}
-_COLUMN_TYPES: dict[str, Any] = {
-    "bigint": BigInt,
-    "double": sa.Double(),
-    "boolean": sa.Boolean(),
-    "text": LongText,
-    "bytes": Bytes().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
-    "json": Json(),
-}
-
-_LOSSY_JSON = (postgresql.JSONB, sqlite.JSON)  # types of columns made by others, which return some JSON changed
 
 
 def check_table_name(name: object) -> str:
@@ -133,12 +48,12 @@ def user_columns(columns: Mapping[str, object] | None) -> list[sa.Column[Any]]:
             raise InvalidArgumentError(
                 f"columns must have valid names that Waterclock does not use itself, got {quoted(name)}"
             )
-        column_type = _COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
+        column_type = COLUMN_TYPES.get(kind) if isinstance(kind, str) else kind
         if not isinstance(column_type, TypeEngine) and not (
             isinstance(column_type, type) and issubclass(column_type, TypeEngine)
         ):
             raise InvalidArgumentError(
-                f"columns: the type of {quoted(name)} must be one of {', '.join(_COLUMN_TYPES)} or a SQLAlchemy type,"
+                f"columns: the type of {quoted(name)} must be one of {', '.join(COLUMN_TYPES)} or a SQLAlchemy type,"
                 f" got {quoted(kind)}"
             )
         made.append(sa.Column(name, column_type))
@@ -161,7 +76,7 @@ def message_rows(
         name,
         sa.MetaData(),
         sa.Column("time_scheduled", BigInt, doc="When to deliver the message for the first time, ns."),
-        sa.Column("id", _ID_TYPES[id_type], *id_items, unique=True, doc="The message's unique id."),
+        sa.Column("id", ID_TYPES[id_type], *id_items, unique=True, doc="The message's unique id."),
         sa.Column(
             "time_next",
             BigInt,
@@ -171,7 +86,7 @@ def message_rows(
         required("epoch", BigInt, "0", doc="How many times the message has been delivered."),
         sa.Column("time_created", BigInt, doc="When the message was put, ns."),
         sa.Column("time_acked", BigInt, doc="When the message was acked, ns; NULL: not acked."),
-        sa.Column("message", _PAYLOADS[payload], doc="The payload."),
+        sa.Column("message", PAYLOADS[payload], doc="The payload."),
         required("priority", sa.Integer, "0", doc="Messages with a higher priority are delivered first."),
         sa.Column("group_id", Name, doc="The message's group; NULL: the put named no group."),
         sa.Column("headers", LongText, doc="The headers: a JSON object of strings; NULL: no headers."),
@@ -363,9 +278,9 @@ def _seq_index(inspector: sa.Inspector, name: str) -> str:
 
 def _column_type(declared: str, found: TypeEngine[Any]) -> TypeEngine[Any]:
     """Return the type of a user's column; MariaDB and SQLite report a column declared JSON as text."""
-    if isinstance(found, _LOSSY_JSON):
+    if isinstance(found, LOSSY_JSON):
         return found
-    return sa.types.to_instance(_COLUMN_TYPES.get(declared, found))
+    return sa.types.to_instance(COLUMN_TYPES.get(declared, found))
 
 
 class UserColumn:
@@ -470,81 +385,6 @@ def key_source(name: str, columns: Sequence[sa.Column[Any]]) -> KeySource:
             f" type {quoted(str(column.type))}"
         )
     return KeySource(name)
-
-
-def not_acked(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a message is unacked, for messages selected by key.
-
-    Written so that no index answers it: a planner without statistics believes that few messages are unacked, and would
-    scan all of those. If unacked messages have their own partition, the database must recognise it by this condition,
-    and no index uses it there.
-    """
-    table = rows.element if isinstance(rows, sa.Alias) else rows
-    if isinstance(table, sa.Table) and table.info.get(PARTITIONED):
-        return rows.c.time_acked.is_(None)
-    return sa.func.coalesce(rows.c.time_acked, -1) == -1
-
-
-def reason_to_keep(rows: sa.Table, reason: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """Truncate a reason to the length of ``last_error``, which may be a VARCHAR in an adopted table."""
-    longest = rows.info.get(LONGEST_REASON)
-    return reason if longest is None else sa.func.substr(reason, 1, longest)
-
-
-_Assignment = tuple[sa.ColumnElement[Any], Any]
-
-
-def ack_marks(rows: sa.Table, *, by_claim: bool) -> tuple[_Assignment, ...]:
-    """Return the columns that record whose ack it is, and that no claim has the message any more.
-
-    In this order, because MariaDB assigns from left to right.
-
-    ``by_claim`` says whether a delivery of the claim acks it; otherwise it is acked by id.
-    """
-    by: sa.ColumnElement[Any] = rows.c.claim_id if by_claim else sa.null()
-    return (rows.c.acked_by, by), (rows.c.claim_id, None)
-
-
-def ack_values(rows: sa.Table, now: sa.ColumnElement[int], *, by_claim: bool) -> tuple[_Assignment, ...]:
-    """Return the columns that an ack sets; see `ack_marks`."""
-    return (rows.c.time_acked, now), (rows.c.time_next, None), *ack_marks(rows, by_claim=by_claim)
-
-
-def is_waiting(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a message is unacked, in a form for which the claim's index is used.
-
-    It misses none: triggers give every unacked message a due time.
-    """
-    return rows.c.time_acked.is_(None) & rows.c.time_next.is_not(None)
-
-
-def is_late(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a message was due in the past when it was put or changed: in tables without groups."""
-    return rows.c.routed == sa.literal_column("2")
-
-
-EXPIRED = 0  # the value of ``acked_by`` of a message that expired and was dropped; no claim has this id
-CANCELLED = MIN_NS  # the value of ``expires_at`` of a cancelled message: it expired before any time
-
-
-def is_cancelled(rows: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a message was cancelled; it may still be leased."""
-    return rows.c.expires_at == sa.literal(CANCELLED, sa.BigInteger)
-
-
-def is_expired(rows: sa.FromClause, now: Any) -> sa.ColumnElement[bool]:
-    """Return the condition that an unacked, unleased message has expired at ``now``, ns."""
-    free = rows.c.claim_id.is_(None) | (rows.c.time_next <= now)
-    return (sa.func.coalesce(rows.c.expires_at, MAX_NS) <= now) & free & rows.c.ack_held_at.is_(None)
-
-
-def has_id(rows: sa.Table, message_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-    """Return the condition that a table has a message with an id, looked up for each.
-
-    Not as a plain condition, which becomes a join: a planner that believes the table empty, as it was when analyzed,
-    would scan it for each id.
-    """
-    return sa.func.coalesce(sa.exists().where(rows.c.id == message_id), sa.false())
 
 
 def has_unique_id(connection: sa.Connection, name: str) -> bool:

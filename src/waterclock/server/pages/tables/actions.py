@@ -25,7 +25,7 @@ from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.finishing.dead_letters import dead_letter_table
 from waterclock.tables.messages.inspecting.failures import dead_messages
 from waterclock.tables.messages.inspecting.searching import find_messages
-from waterclock.tables.model.schema import is_waiting
+from waterclock.tables.model.row_conditions import is_waiting
 from waterclock.time import is_duration, to_duration, to_time
 
 MOST_CHANGED = 10_000

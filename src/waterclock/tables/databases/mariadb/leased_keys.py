@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from waterclock.tables.databases.json_list import JsonList
 from waterclock.tables.databases.mariadb.unrouted_keys import CLOCK_SQL
 from waterclock.tables.model.claims.leased_bound import NAMED, SLOT
-from waterclock.tables.model.schema import LEASED_SINCE, not_acked
+from waterclock.tables.model.row_conditions import not_acked
+from waterclock.tables.model.schema import LEASED_SINCE
 
 SINCE_SQL = f"{CLOCK_SQL} DIV {SLOT}"
 """The slot in which a message is leased, for triggers."""

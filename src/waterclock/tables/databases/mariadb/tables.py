@@ -30,6 +30,7 @@ from waterclock.tables.model.claims.due_slots import SLOT
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
+from waterclock.tables.model.row_conditions import not_acked
 from waterclock.tables.model.schema import (
     DUE_SLOT,
     LATE,
@@ -41,7 +42,6 @@ from waterclock.tables.model.schema import (
     SEQ_INDEX,
     UNROUTED_SINCE,
     IdItem,
-    not_acked,
 )
 from waterclock.tables.model.values.key_names import KeySource
 

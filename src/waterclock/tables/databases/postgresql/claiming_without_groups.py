@@ -18,7 +18,8 @@ from waterclock.tables.databases.claiming_rows import (
 )
 from waterclock.tables.databases.postgresql.arrays import Bigints
 from waterclock.tables.model.claims.epochs import after_claim_sql
-from waterclock.tables.model.schema import PARTITIONED, is_late, is_waiting, not_acked
+from waterclock.tables.model.row_conditions import is_late, is_waiting, not_acked
+from waterclock.tables.model.schema import PARTITIONED
 from waterclock.tables.model.timing.lease_length import LeaseLength
 
 # As text, because PostgreSQL parses the number before its sign, and its absolute value exceeds bigint.

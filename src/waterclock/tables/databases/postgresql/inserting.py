@@ -14,7 +14,8 @@ from waterclock.database.per_database_cache import built_once
 from waterclock.database.shared_compile_cache import alike
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.inserting import NewRows, parameter_name
-from waterclock.tables.model.schema import PARTITIONED, Text
+from waterclock.tables.model.column_types import Text
+from waterclock.tables.model.schema import PARTITIONED
 from waterclock.tables.model.values.reflected_types import DomainArray, NamedType
 
 _SENT_IN_BINARY = (sa.Integer, sa.LargeBinary, sa.String, Text)  # twice as fast as text

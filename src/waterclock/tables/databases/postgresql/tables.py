@@ -49,7 +49,8 @@ from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.schema import PARTITIONED, IdItem, is_late, not_acked
+from waterclock.tables.model.row_conditions import is_late, not_acked
+from waterclock.tables.model.schema import PARTITIONED, IdItem
 
 _COLUMNS = sa.text(
     "SELECT CAST(attname AS text) FROM pg_attribute"

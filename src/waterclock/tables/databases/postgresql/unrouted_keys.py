@@ -15,7 +15,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import Grouping
 
-from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
+from waterclock.tables.model.row_conditions import not_acked
+from waterclock.tables.model.schema import MESSAGE_KEY
 
 BLOCK_BITS = 10
 """So many seqs together (2^10) that a million messages of one key are passed in a thousand steps, and so few that

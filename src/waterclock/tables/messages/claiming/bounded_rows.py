@@ -34,7 +34,7 @@ from waterclock.tables.model.claims.due_slots import (
     slots_of,
     time_in_slots,
 )
-from waterclock.tables.model.schema import is_late, is_waiting
+from waterclock.tables.model.row_conditions import is_late, is_waiting
 from waterclock.time import MAX_NS
 
 ADVANCE_EVERY = 0.1

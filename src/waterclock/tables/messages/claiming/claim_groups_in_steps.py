@@ -39,7 +39,8 @@ from waterclock.tables.messages.finishing.expiring import expire, expire_first
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql, before_claim
-from waterclock.tables.model.schema import FURTHEST, not_acked
+from waterclock.tables.model.row_conditions import not_acked
+from waterclock.tables.model.schema import FURTHEST
 from waterclock.tables.model.values.reading import value_of
 from waterclock.time import MIN_NS
 

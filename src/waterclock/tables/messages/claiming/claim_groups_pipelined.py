@@ -31,7 +31,7 @@ from waterclock.tables.messages.claiming.lost_claims import TakenBefore, trying
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
-from waterclock.tables.model.schema import not_acked
+from waterclock.tables.model.row_conditions import not_acked
 from waterclock.time import MAX_NS
 
 _BEFORE = (

@@ -46,7 +46,8 @@ from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.claims.turns import Dealt, deal
-from waterclock.tables.model.schema import MESSAGE_KEY, not_acked
+from waterclock.tables.model.row_conditions import not_acked
+from waterclock.tables.model.schema import MESSAGE_KEY
 
 _KEYS_AT_ONCE = 100
 LOWEST_LEVEL = -(2**31)

@@ -39,7 +39,8 @@ from waterclock.tables.messages.finishing.expiring import expire_more
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.due_slots import due_order
-from waterclock.tables.model.schema import DUE_SLOT, is_waiting
+from waterclock.tables.model.row_conditions import is_waiting
+from waterclock.tables.model.schema import DUE_SLOT
 
 _log = logging.getLogger(__name__)
 

@@ -29,7 +29,8 @@ from waterclock.tables.messages.claiming.bounded_levels import (
 )
 from waterclock.tables.model.claims.bounds import UNASSIGNED, BoundedSearch, Snapshot
 from waterclock.tables.model.claims.claim import FIRST_SEQ
-from waterclock.tables.model.schema import PARTITIONED, is_waiting, not_acked
+from waterclock.tables.model.row_conditions import is_waiting, not_acked
+from waterclock.tables.model.schema import PARTITIONED
 
 
 @dataclass(frozen=True, slots=True)

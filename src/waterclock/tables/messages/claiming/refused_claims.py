@@ -31,7 +31,7 @@ from waterclock.tables.messages.rows.refused_rows import pass_by_refused
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.passed_by import MOST_PASSED_BY, PASSED_BY_FOR, REST
-from waterclock.tables.model.schema import is_waiting
+from waterclock.tables.model.row_conditions import is_waiting
 
 MOST_TRIES = 24
 """Maximum claims, or routings, that one call tries: 21 find one refused message of a thousand, and skip thousands of

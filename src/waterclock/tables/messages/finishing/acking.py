@@ -33,7 +33,7 @@ from waterclock.tables.messages.rows.locking import (
 from waterclock.tables.model.attempts import Failure
 from waterclock.tables.model.claims.claim import Acked, Leased
 from waterclock.tables.model.claims.epochs import times_sent_sql, uncounted_sql
-from waterclock.tables.model.schema import CANCELLED, ack_values, is_cancelled, not_acked, reason_to_keep
+from waterclock.tables.model.row_conditions import CANCELLED, ack_values, is_cancelled, not_acked, reason_to_keep
 from waterclock.time import MAX_NS
 
 _T = TypeVar("_T")

@@ -18,7 +18,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.group_state import UNGROUPED, settle
 from waterclock.tables.messages.rows.locking import lock_ids, lock_in_order
-from waterclock.tables.model.schema import CANCELLED, EXPIRED, is_cancelled, not_acked, reason_to_keep
+from waterclock.tables.model.row_conditions import CANCELLED, EXPIRED, is_cancelled, not_acked, reason_to_keep
 
 
 def cancel(context: TableContext, connection: SqlConnection, ids: Sequence[Any], reason: str | None) -> int:

@@ -23,19 +23,8 @@ from waterclock.tables.messages.rows.locking import lock_ids, still_leased
 from waterclock.tables.model.attempts import Failure
 from waterclock.tables.model.claims.claim import Leased
 from waterclock.tables.model.claims.epochs import times_sent, times_sent_sql, uncounted_sql
-from waterclock.tables.model.schema import (
-    CANCELLED,
-    DIED,
-    EXPIRED,
-    ORDER,
-    REASON,
-    SOURCE,
-    has_id,
-    not_acked,
-    reason_to_keep,
-    settable,
-    user_column_names,
-)
+from waterclock.tables.model.row_conditions import CANCELLED, EXPIRED, has_id, not_acked, reason_to_keep
+from waterclock.tables.model.schema import DIED, ORDER, REASON, SOURCE, settable, user_column_names
 
 _RETURNED = (
     "id", "message", "headers", "priority", "group_id", "time_created", "last_error", "failed_attempts",

@@ -25,7 +25,7 @@ from waterclock.tables.messages.rows.locking import lock_free
 from waterclock.tables.messages.rows.refused_rows import pass_by_refused
 from waterclock.tables.model.claims.claim import Leased
 from waterclock.tables.model.claims.epochs import uncounted_sql
-from waterclock.tables.model.schema import is_expired, not_acked
+from waterclock.tables.model.row_conditions import is_expired, not_acked
 from waterclock.time import MAX_NS, MIN_NS
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from waterclock.tables.groups.group_state import UNGROUPED, is_out, settle, thes
 from waterclock.tables.messages.finishing.acking import FARTHEST, is_leased, is_one_update
 from waterclock.tables.messages.rows.locking import lock_free_rows, lock_groups_of, locking_rows
 from waterclock.tables.model.claims.claim import Held, Leased
-from waterclock.tables.model.schema import CANCELLED
+from waterclock.tables.model.row_conditions import CANCELLED
 
 _Row = sa.Row[*tuple[Any, ...]]
 

@@ -19,7 +19,7 @@ from waterclock.tables.groups.group_state import lock_groups, settle
 from waterclock.tables.groups.routing import route
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.claims.epochs import times_sent_sql
-from waterclock.tables.model.schema import ack_values, not_acked, reason_to_keep
+from waterclock.tables.model.row_conditions import ack_values, not_acked, reason_to_keep
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from waterclock.tables.messages.group_admin.group_commands import (
     in_parts,
     sent_before,
 )
-from waterclock.tables.model.schema import has_id, not_acked, settable, user_column_names
+from waterclock.tables.model.row_conditions import has_id, not_acked
+from waterclock.tables.model.schema import settable, user_column_names
 
 _KEPT = (
     "id", "message", "headers", "priority", "group_id", "epoch", "time_scheduled", "time_created", "last_error",

@@ -17,7 +17,8 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.settled_values import is_exhausted_sql
 from waterclock.tables.messages.rows.process_heartbeat import RATE_SECONDS
 from waterclock.tables.model.claims.due_slots import due_order
-from waterclock.tables.model.schema import EXPIRED, PARTITIONED, is_expired, not_acked
+from waterclock.tables.model.row_conditions import EXPIRED, is_expired, not_acked
+from waterclock.tables.model.schema import PARTITIONED
 
 COUNTED = 1_000
 """Maximum messages, or groups, counted one by one. Chosen by measurement: more takes too long on a slow machine."""

@@ -18,7 +18,8 @@ from waterclock.tables.keys.key_rates import key_free_at
 from waterclock.tables.messages.finishing.dead_letters import dead_letter_table
 from waterclock.tables.messages.rows.process_heartbeat import everywhere
 from waterclock.tables.model.attempts import Attempt, read_attempts
-from waterclock.tables.model.schema import CANCELLED, DIED, EXPIRED, MESSAGE_KEY, REASON, is_expired, not_acked
+from waterclock.tables.model.row_conditions import CANCELLED, EXPIRED, is_expired, not_acked
+from waterclock.tables.model.schema import DIED, MESSAGE_KEY, REASON
 from waterclock.tables.model.states import (
     HOLD_REASONS,
     MESSAGE_REASONS,

@@ -10,7 +10,8 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages.inspecting.searching import ScanWindow
 from waterclock.tables.model.attempts import read_attempts
 from waterclock.tables.model.failure_groups import FailedMessage
-from waterclock.tables.model.schema import REASON, SOURCE, is_cancelled, is_waiting
+from waterclock.tables.model.row_conditions import is_cancelled, is_waiting
+from waterclock.tables.model.schema import REASON, SOURCE
 
 MOST_READ = 10_000
 """Maximum messages to group, the latest ones: this takes a fifth of a second, and shows which errors occur."""

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.messages.inspecting.searching import ScanWindow
-from waterclock.tables.model.schema import is_waiting
+from waterclock.tables.model.row_conditions import is_waiting
 
 _SECOND = 1_000_000_000
 _MINUTE, _HOUR, _DAY = 60 * _SECOND, 3_600 * _SECOND, 86_400 * _SECOND

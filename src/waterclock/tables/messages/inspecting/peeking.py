@@ -19,7 +19,8 @@ from waterclock.tables.databases.claiming_rows import columns_read
 from waterclock.tables.groups.blocking import places_of
 from waterclock.tables.groups.group_state import UNGROUPED
 from waterclock.tables.groups.routing import group_of
-from waterclock.tables.model.schema import is_expired, is_waiting, user_column_names
+from waterclock.tables.model.row_conditions import is_expired, is_waiting
+from waterclock.tables.model.schema import user_column_names
 from waterclock.tables.model.values.reading import Unreadable, unreadable, value_of
 
 Waiting = Literal["ready", "scheduled", "delayed", "exhausted", "blocked"]  # the states of an unleased message

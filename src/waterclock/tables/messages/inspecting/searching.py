@@ -21,7 +21,7 @@ from waterclock.tables.messages.inspecting.estimating import state_sql
 from waterclock.tables.messages.putting.putting import check_id
 from waterclock.tables.model.condition_parser import parse_condition
 from waterclock.tables.model.failure_groups import normalised
-from waterclock.tables.model.schema import is_waiting
+from waterclock.tables.model.row_conditions import is_waiting
 
 SCANNED = 5_000  # messages that a search reads from either end: some 50 ms if payloads are small
 LONGEST_TEXT = 1_000  # maximum length of a text to search for

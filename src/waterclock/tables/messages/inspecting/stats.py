@@ -12,7 +12,8 @@ from waterclock.tables.groups.blocking import GOES_ON, IS_BLOCKED, IS_EXHAUSTED,
 from waterclock.tables.groups.routing import group_of
 from waterclock.tables.messages.rows.process_heartbeat import RATE_SECONDS, everywhere
 from waterclock.tables.model.claims.epochs import times_sent_sql
-from waterclock.tables.model.schema import EXPIRED, SOURCE, is_cancelled, is_expired
+from waterclock.tables.model.row_conditions import EXPIRED, is_cancelled, is_expired
+from waterclock.tables.model.schema import SOURCE
 
 _FIRST_LOOK = 1000
 _NS = 1_000_000_000

@@ -37,7 +37,7 @@ from waterclock.tables.catalogue.table_row import change
 from waterclock.tables.messages.putting.drawing_ids import draw_id, draw_uuid
 from waterclock.tables.messages.putting.putting import MessageId, PutIds, id_from_text, prepare_rows, put_rows
 from waterclock.tables.model.keyspace import WHOLE, KeyRange, keyspace_id
-from waterclock.tables.model.schema import not_acked
+from waterclock.tables.model.row_conditions import not_acked
 from waterclock.tables.model.timing.cron import ON_TIME, CatchUp, Tick, check_cron, check_timezone, due_ticks, next_tick
 from waterclock.tables.model.timing.tick_history import PastTick, read_ticks, with_ticks
 from waterclock.tables.model.values.texts import check_text, storable

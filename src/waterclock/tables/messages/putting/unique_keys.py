@@ -30,7 +30,8 @@ from waterclock.tables.messages.putting.putting import (
     id_from_text,
     put_rows,
 )
-from waterclock.tables.model.schema import not_acked, put_columns
+from waterclock.tables.model.row_conditions import not_acked
+from waterclock.tables.model.schema import put_columns
 from waterclock.time import MAX_NS
 
 _HOUR = 3_600_000_000_000

@@ -14,7 +14,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import pieces
 from waterclock.tables.groups.group_state import UNGROUPED, by_name, lock_free_groups, lock_groups, locking_groups
 from waterclock.tables.model.claims.claim import Leased
-from waterclock.tables.model.schema import not_acked
+from waterclock.tables.model.row_conditions import not_acked
 
 _Row = sa.Row[*tuple[Any, ...]]
 

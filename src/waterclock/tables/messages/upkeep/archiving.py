@@ -11,7 +11,8 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.catalogue.totals import add_totals
 from waterclock.tables.messages.putting.putting import check_id
 from waterclock.tables.model.claims.epochs import times_sent
-from waterclock.tables.model.schema import EXPIRED, user_column_names
+from waterclock.tables.model.row_conditions import EXPIRED
+from waterclock.tables.model.schema import user_column_names
 
 
 def acked_rows(
