@@ -12,12 +12,12 @@ from waterclock.tables.consumers.heartbeats.heartbeat import Heartbeat
 PATIENCE = 30  # s; far more than is needed, where a machine is busy
 
 
-def until(comes_true: Callable[[], object]) -> None:
-    """Wait for what another thread or process does."""
+def until(comes_true: Callable[[], object], *, pause: float = 0.001) -> None:
+    """Wait for what another thread or process does, and look every ``pause`` s."""
     give_up_at = time.monotonic() + PATIENCE
     while not comes_true():
         assert time.monotonic() < give_up_at, "it does not come true"
-        time.sleep(0.001)
+        time.sleep(pause)
 
 
 class ReadFrom(Moments):

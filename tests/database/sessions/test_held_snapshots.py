@@ -30,7 +30,9 @@ def process(database: Database, monkeypatch: pytest.MonkeyPatch) -> Generator[in
         connection.execute(sa.text("SELECT count(*) FROM orders")).all()
         process: int = connection.execute(sa.text(f"SELECT {own}")).scalar_one()
         # InnoDB does not update its list of transactions while it is read more often than every 0.1 s, by anyone.
-        until(lambda: process in [one.process for one in held_snapshots.held_snapshots(database.backend) or ()])
+        until(
+            lambda: process in [one.process for one in held_snapshots.held_snapshots(database.backend) or ()], pause=0.3
+        )
         yield process
         connection.rollback()
 
