@@ -84,7 +84,8 @@ def test_neither_a_claim_nor_a_wait_looks_up_earlier_turns_and_pauses(
         table.receive()  # the key sleeps
     seen += [one for one in claiming if "unrouted" not in one[0]]  # the bound of new messages is not there yet
     searches = [one for one in seen if one[0].lstrip("(").startswith(("SELECT", "WITH"))]
-    assert max(pages(database, *one) for one in searches) < 5 * ROUNDS
+    # Those for leases begin at a slot of two seconds, in which some of these messages were leased.
+    assert max(pages(database, *one) for one in searches) < 10 * ROUNDS
 
 
 @pytest.fixture
