@@ -20,11 +20,12 @@ from typing import Any
 import sqlalchemy as sa
 
 import waterclock as wc
-from benchmarks.measure import write_results
+from benchmarks.measure import RESULTS, write_results
 from benchmarks.servers import databases
 from benchmarks.tables.pressure import A_ROUND, SHAPES, Shape, snapshot_held
 from waterclock.tables.message_table import MessageTable
 
+_STORED = RESULTS / "tables_long_pressure.json"  # of each database, the last run
 _PAUSE = 0.15  # seconds after a claim that got fewer messages than it wanted
 _AROUND = 180.0  # seconds before the snapshot, in new processes under it, and after it
 
@@ -164,12 +165,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--rate", type=float, default=1_500)
     asked = parser.parse_args()
-    figures: dict[str, Any] = {"minutes": asked.minutes, "messages_a_second": asked.rate}
+    figures: dict[str, Any] = json.loads(_STORED.read_text("utf-8")) if _STORED.exists() else {}
     with databases() as urls:
         for name in asked.names or ["postgresql", "mariadb"]:
-            figures[name] = measure(urls[name], asked.rate, asked.minutes * 60)
+            tables = measure(urls[name], asked.rate, asked.minutes * 60)
+            figures[name] = {"minutes": asked.minutes, "messages_a_second": asked.rate, "tables": tables}
     if asked.minutes >= 10:
-        write_results("tables_long_pressure", figures, ("waterclock", "sqlalchemy", "psycopg", "pymysql"))
+        write_results(_STORED.stem, figures, ("waterclock", "sqlalchemy", "psycopg", "pymysql"))
 
 
 if __name__ == "__main__":
