@@ -94,9 +94,12 @@ class _ExclusiveClaim(GroupClaim):
             return
         first = {row.group_id: None if who == UNASSIGNED or row.is_new else row.had_first for row in free}
         sent = self._due_first(self._first_messages(chosen, most, who), most)
-        # From its head up to its next message, a group has messages that are leased.
-        places = {name: (heads[name], self._starts[name]) for name in sent}
-        out = {name: (start, end) for name, (start, end) in places.items() if None not in (start, end) and start < end}
+        out: dict[str, tuple[int, int]] = {}
+        for name in sent:
+            # From its head up to its next message, a group has messages that are leased.
+            head, after = heads[name], self._starts[name]
+            if head is not None and after is not None and head < after:
+                out[name] = head, after
         self._hand_out(sent, first, out)
         new = {name: members[0].position for name, members in sent.items() if first[name] is None}
         for some in pieces(sorted(new), SEARCHED_AT_ONCE):
