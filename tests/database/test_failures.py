@@ -17,7 +17,12 @@ from waterclock.database.backend import Backend
 
 pytestmark = pytest.mark.both_servers
 
-numbers = sa.Table("numbers", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("text", sa.Text))
+numbers = sa.Table(
+    "numbers",
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("text", sa.Text, sa.CheckConstraint("text <> 'refused'")),
+)
 insert = sa.insert(numbers)
 WAYS = {
     "a transaction": lambda backend, work: backend.transact(work),
@@ -39,6 +44,7 @@ def backend(database_url: str) -> Generator[Backend]:
     [
         (sa.text("SELECT nothing FROM nowhere"), None, wc.RefusedError),
         (insert, [{"id": 1, "text": "x"}] * 2, wc.ConstraintError),
+        (insert, {"id": 1, "text": "refused"}, wc.ConstraintError),
         (insert, {"id": 1, "text": "\ud800"}, wc.InvalidArgumentError),
         (insert, {"id": 2**70, "text": "x"}, wc.InvalidArgumentError),
     ],

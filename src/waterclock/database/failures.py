@@ -57,6 +57,6 @@ def _of_database(
         return UnavailableError(f"{unavailable}: {said}")
     if dialect.is_forbidden(error):
         return ForbiddenError(f"permission denied by {name}: {said}. Grant the privilege to the user of this URL")
-    if isinstance(error, exc.IntegrityError):
+    if dialect.violates_constraint(error):
         return ConstraintError(f"{name} refused a statement that violates a constraint: {said}")
     return RefusedError(f"{name} refused a statement: {said}")

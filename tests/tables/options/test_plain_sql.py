@@ -153,6 +153,38 @@ def test_a_head_that_plain_sql_deleted_does_not_block_its_group(sequenced: Messa
     assert sequenced.receive() == []
 
 
+@pytest.mark.parametrize(
+    ("database_url", "copying"),
+    [
+        ("postgresql", "CREATE TABLE copied (LIKE orders INCLUDING ALL)"),
+        ("mariadb", "CREATE TABLE copied LIKE orders"),
+    ],
+    indirect=["database_url"],
+)
+@pytest.mark.parametrize("options", [{}, {"groups": "sequenced"}, {"purge_by": "partition"}, {"fair_by": "customer"}])
+def test_a_copy_that_lacks_the_triggers_refuses_messages_instead_of_losing_them(
+    make_table: Callable[..., MessageTable], database: Database, copying: str, options: dict[str, str]
+) -> None:
+    make_table(**options)
+    run(database, "INSERT INTO orders(id, message) VALUES (7, 'a')")
+    run(database, copying)
+    with pytest.raises(DatabaseError, match="orders_has_triggers"):
+        run(database, "INSERT INTO copied(id, message) VALUES (8, 'b')")
+
+
+@pytest.mark.parametrize(
+    ("database_url", "options"),
+    [("postgresql", {"purge_by": "partition"}), *((one, {}) for one in ("sqlite", "postgresql", "mariadb"))],
+    indirect=["database_url"],
+)
+def test_a_table_that_refuses_messages_without_a_group_refuses_them_from_plain_sql(
+    make_table: Callable[..., MessageTable], database: Database, options: dict[str, str]
+) -> None:
+    make_table(groups="sequenced", ungrouped="reject", **options)
+    with pytest.raises(DatabaseError, match="orders_group"):
+        run(database, "INSERT INTO orders(id, message) VALUES (7, 'a')")
+
+
 def test_places_with_which_claims_cannot_compute_are_refused(
     sequenced: MessageTable, database: Database, clock: MovableClock
 ) -> None:

@@ -157,6 +157,10 @@ class EngineDialect(ABC):
         del error
         return False
 
+    def violates_constraint(self, error: exc.DBAPIError) -> bool:
+        """Return whether a constraint refused the statement."""
+        return isinstance(error, exc.IntegrityError)
+
     def keeps_to_a_snapshot(self, connection: SqlConnection) -> bool:
         """Return whether a caller's transaction does not see changes of others since it began to read.
 

@@ -51,6 +51,7 @@ _OUT_OF_TIME = {
 }
 _OPTION = 1290
 _ENGINE_ERROR = 1030
+_CHECK_FAILED = 4025
 _REFUSALS = {
     1021: FULL,  # disk full
     1024: BROKEN,  # error reading a file
@@ -200,6 +201,10 @@ class MariadbDialect(EngineDialect):
     def is_forbidden(self, error: exc.DBAPIError) -> bool:
         """Denied for the user, the database, a table, a column or a routine, or because of a server's privilege."""
         return _code(error) in _FORBIDDEN
+
+    def violates_constraint(self, error: exc.DBAPIError) -> bool:
+        """Return whether a constraint refused the statement; the driver reports a CHECK as an operational error."""
+        return super().violates_constraint(error) or _code(error) == _CHECK_FAILED
 
     @contextmanager
     def lock_wait(self, connection: sa.Connection, seconds: float) -> Generator[None]:

@@ -61,6 +61,9 @@ def is_late(rows: sa.FromClause) -> sa.ColumnElement[bool]:
     return rows.c.routed == sa.literal_column("2")
 
 
+# In SQL, as a check of the table: a copy of the table that lacks the triggers refuses an unacked message without a due
+# time, which no claim would find.
+HAS_DUE_TIME = "time_acked IS NOT NULL OR time_next IS NOT NULL"
 EXPIRED = 0  # the value of ``acked_by`` of a message that expired and was dropped; no claim has this id
 CANCELLED = MIN_NS  # the value of ``expires_at`` of a cancelled message: it expired before any time
 

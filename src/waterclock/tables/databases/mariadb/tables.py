@@ -30,7 +30,7 @@ from waterclock.tables.model.claims.due_slots import SLOT
 from waterclock.tables.model.claims.epochs import after_claim_sql
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.row_conditions import not_acked
+from waterclock.tables.model.row_conditions import HAS_DUE_TIME, not_acked
 from waterclock.tables.model.schema import (
     DUE_SLOT,
     LATE,
@@ -217,7 +217,9 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         # With seq before epoch, which is there for counting; otherwise each claim would sort the due messages.
         due = ("time_next", "seq", "epoch") if grouped else (DUE_SLOT, "time_next", "seq", "epoch")
         added = f"ADD INDEX IF NOT EXISTS %(next)s (time_acked, priority, {', '.join(due)})"
-        context = {"table": quote(name), **{which: quote(f"{name}_{which}_idx") for which in ("next", "late")}}
+        added += f", ADD CONSTRAINT IF NOT EXISTS %(has_triggers)s CHECK ({HAS_DUE_TIME})"
+        context = {"table": quote(name), "has_triggers": quote(f"{name}_has_triggers")}
+        context |= {which: quote(f"{name}_{which}_idx") for which in ("next", "late")}
         if grouped:
             indexes += [
                 sa.Index(f"{name}_group_idx", rows.c.group_id, rows.c.time_acked, rows.c.position),

@@ -6,7 +6,7 @@ divides acked messages by day. Its default partition is usually empty, so adding
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -77,12 +77,14 @@ class PostgresqlDays:
             sa.Column(
                 column.name,
                 column.type,
+                *_checks(column.constraints),
                 nullable=column.nullable and column.name not in ("id", "seq"),
                 server_default=defaults.get(column.name, column.server_default),
             )
             for column in rows.columns
         ]
-        table = sa.Table(rows.name, sa.MetaData(), *columns, postgresql_partition_by="LIST ((time_acked IS NULL))")
+        items = *columns, *_checks(rows.constraints - {one for column in rows.c for one in column.constraints})
+        table = sa.Table(rows.name, sa.MetaData(), *items, postgresql_partition_by="LIST ((time_acked IS NULL))")
         connection.execute(CreateTable(table))
         for column in numbered:
             names = {"sequence": _quoted(connection, f"{rows.name}_{column}_seq"), "column": column, **parts}
@@ -177,6 +179,11 @@ def _part_of(connection: SqlConnection) -> AbstractContextManager[object]:
 def _parts(connection: sa.Connection, name: str) -> dict[str, str]:
     parts = {part: _quoted(connection, f"{name}_{part}") for part in ("open", "acked", "undated", "once")}
     return {"table": _quoted(connection, name), **parts}
+
+
+def _checks(constraints: Iterable[sa.Constraint]) -> list[sa.CheckConstraint]:
+    found = (one for one in constraints if isinstance(one, sa.CheckConstraint))
+    return [sa.CheckConstraint(one.sqltext, one.name) for one in found]
 
 
 def _quoted(connection: sa.Connection, name: str) -> str:

@@ -49,7 +49,7 @@ from waterclock.tables.model.claims.bounds import LATE_BY
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
-from waterclock.tables.model.row_conditions import is_late, not_acked
+from waterclock.tables.model.row_conditions import HAS_DUE_TIME, is_late, not_acked
 from waterclock.tables.model.schema import PARTITIONED, IdItem
 
 _COLUMNS = sa.text(
@@ -74,6 +74,7 @@ _TRIGGERS = (
     CREATE TRIGGER %(due)s BEFORE INSERT OR UPDATE OF time_next, time_acked ON %(table)s
     FOR EACH ROW WHEN (NEW.time_scheduled IS NULL OR (NEW.time_next IS NULL AND NEW.time_acked IS NULL))
     EXECUTE FUNCTION %(due)s()""",
+    f"ALTER TABLE %(table)s ADD CONSTRAINT %(has_triggers)s CHECK ({HAS_DUE_TIME})",
 )
 # A transaction has an id before it draws the seq of a message, or the time: `PostgresqlTables.seen_by`.
 _NUMBERED = (
@@ -516,6 +517,7 @@ def _guard(connection: sa.Connection, rows: sa.Table, *, grouped: bool) -> None:
     context = {
         "table": quote(rows.name),
         "due": quote(f"{rows.name}_due"),
+        "has_triggers": quote(f"{rows.name}_has_triggers"),
         "moved": quote(f"{rows.name}_moved"),
         "copied": quote(f"{rows.name}_copied"),
         "changed": str(CHANGED),
