@@ -244,8 +244,8 @@ class Database(Closing):
             limit per key.
         fair_by
             The key by which messages take turns, named as in ``limit``: each key with due messages gets one message in
-            turn, and messages of a higher priority go first. None: messages are sent by priority and due time, unless
-            there is a ``limit`` or a ``rate``.
+            turn, and the messages of one key are sent by priority and due time. None: messages are sent by priority and
+            due time; if there is a ``limit`` or a ``rate``, keys take turns within one priority.
         weights
             The number of messages that a key gets in one turn, from 1 to 1,000, for example ``{"vip": 3}``; other keys
             get one. So while keys have waiting messages, they get shares in proportion to their weights. An integer is

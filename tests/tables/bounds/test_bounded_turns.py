@@ -16,10 +16,10 @@ from waterclock.database.driver_fast_path import execute_all
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
-from waterclock.tables.keys import turn_levels
+from waterclock.tables.keys import turn_lanes
 from waterclock.tables.keys.key_limits import counting, free_places, in_flight, trusted
 from waterclock.tables.keys.key_rows import KeyState, _first_due, give_turns, last_turns, put_off
-from waterclock.tables.keys.turn_levels import ASLEEP, HAS_TURN, PACED, lows_of
+from waterclock.tables.keys.turn_lanes import ASLEEP, HAS_TURN, PACED, lows_of
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_keys, bounded_rows
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
@@ -143,28 +143,32 @@ def test_a_key_that_is_committed_late_holds_the_bounds_up(table: MessageTable, d
     assert [one.payload for one in table.receive()] == ["waits"]
 
 
-def test_the_highest_priority_goes_first_even_if_no_bound_of_it_is_known(table: MessageTable) -> None:
+def test_the_highest_priority_goes_first_even_if_no_bound_of_it_is_known(by_priority: MessageTable) -> None:
     for priority in (-5, 0, 7):
-        table.put_many([{"payload": str(priority), "group": f"{priority}{nth}", "priority": priority} for nth in "ab"])
-    assert [one.payload for one in table.receive(6)] == ["7", "7", "0", "0", "-5", "-5"]
+        by_priority.put_many(
+            [{"payload": str(priority), "group": f"{priority}{nth}", "priority": priority} for nth in "ab"]
+        )
+    assert [one.payload for one in by_priority.receive(6)] == ["7", "7", "0", "0", "-5", "-5"]
 
 
-def test_more_priorities_than_have_bounds_are_served(table: MessageTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn_levels, "MOST_KNOWN", 2)
+def test_more_priorities_than_have_bounds_are_served(
+    by_priority: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn_lanes, "MOST_KNOWN", 2)
     for priority in range(5):
-        table.put(str(priority), group="a", priority=priority)
-        table.put(str(priority), group="a", priority=priority)
-    assert [one.payload for one in table.receive(5)] == ["4", "4", "3", "3", "2"]
+        by_priority.put(str(priority), group="a", priority=priority)
+        by_priority.put(str(priority), group="a", priority=priority)
+    assert [one.payload for one in by_priority.receive(5)] == ["4", "4", "3", "3", "2"]
     for _ in range(3):
-        advance_keys(table.context)
-    assert len(table.context.reached.groups.of_unassigned()) == lows_of(table.context).known == 2
-    assert [one.payload for one in table.receive(10)] == ["2", "1", "1", "0", "0"]
-    table.context.reached.routed.reset()
-    table.put_many([{"payload": "x", "group": "a", "priority": 7}] * 2)
-    [_] = table.receive(1)
+        advance_keys(by_priority.context)
+    assert len(by_priority.context.reached.groups.of_unassigned()) == lows_of(by_priority.context).known == 2
+    assert [one.payload for one in by_priority.receive(10)] == ["2", "1", "1", "0", "0"]
+    by_priority.context.reached.routed.reset()
+    by_priority.put_many([{"payload": "x", "group": "a", "priority": 7}] * 2)
+    [_] = by_priority.receive(1)
     monkeypatch.setattr(bounds, "UNUSED_FOR", -1.0)
-    advance_keys(table.context)
-    assert -7 in table.context.reached.groups.of_unassigned()  # it has the place of one that is not used
+    advance_keys(by_priority.context)
+    assert -7 in by_priority.context.reached.groups.of_unassigned()  # it has the place of one that is not used
 
 
 def test_turns_are_found_after_the_clock_was_set_back(table: MessageTable) -> None:
@@ -241,6 +245,16 @@ def set_leased_since(database: Database, sql: str) -> None:
 def slots(database: Database) -> list[int | None]:
     with database.backend.engine.connect() as connection:
         return list(connection.exec_driver_sql("SELECT leased_since FROM orders ORDER BY seq").scalars())
+
+
+@pytest.fixture
+def by_priority(make_table: Callable[..., MessageTable]) -> MessageTable:
+    """Make a table in which each priority has a lane, whose bounds have passed the turns of some keys."""
+    table = make_table(limit={"group": 1000}, payload="text")
+    table.ack(pass_through(table))
+    let_bounds_advance(table)
+    table.context.reached.routed.reset()  # the tests put messages at once
+    return table
 
 
 @pytest.fixture
@@ -456,19 +470,19 @@ def test_a_count_from_a_bound_that_another_thread_forgot_is_repeated(limited: Me
         assert free_places(limited.context, ["a"], again, 1).free == {"a": 0}
 
 
-def test_a_claim_searches_only_levels_that_have_turns(table: MessageTable, database: Database) -> None:
-    table.put_many([{"payload": "x", "group": "a"}] * 2)
+def test_a_claim_searches_only_lanes_that_have_turns(by_priority: MessageTable, database: Database) -> None:
+    by_priority.put_many([{"payload": "x", "group": "a"}] * 2)
     with statements_of(database.backend, "waterclock_message_keys") as seen:
-        assert len(table.receive(1)) == 1
+        assert len(by_priority.receive(1)) == 1
     [search] = [text for text, values in seen if "seen_turn" in text]
-    assert "level <" not in search
-    assert "level >" in search  # only from the level on at which the claim begins
-    assert " OR " not in search
+    assert "lane <" not in search
+    assert "lane >" in search  # only from the lane on at which the claim begins
+    assert " OR unlocked" not in search
 
 
 @pytest.mark.parametrize(("priority", "expected"), [(5, ["other", "known"]), (-5, ["known", "other"])])
 def test_a_claim_finds_keys_of_a_priority_that_another_process_met(
-    table: MessageTable,
+    by_priority: MessageTable,
     connect: Callable[..., Database],
     monkeypatch: pytest.MonkeyPatch,
     priority: int,
@@ -478,5 +492,5 @@ def test_a_claim_finds_keys_of_a_priority_that_another_process_met(
     another = connect().table("orders")
     another.put_many([{"payload": "other", "group": "b", "priority": priority}] * 2)
     assert [one.payload for one in another.receive(1)] == ["other"]  # it adds the row of the key
-    table.put("known", group="a")
-    assert [one.payload for one in table.receive(2)] == expected
+    by_priority.put("known", group="a")
+    assert [one.payload for one in by_priority.receive(2)] == expected

@@ -28,6 +28,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"rate": {"customer": "20/s"}},
     {"limit": {"customer": 1}, "rate": {"customer": "1/s"}},
     {"limit": {"customer": 3}, "weights": {"a": 2}},
+    {"fair_by": "customer", "limit": {"customer": 3}, "weights": {"a": 2}},
 )
 
 

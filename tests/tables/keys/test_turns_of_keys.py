@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.keys import key_routing, key_rows
+from waterclock.tables.keys.key_rows import next_turns, owned
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import claim_keyed
 from waterclock.tables.model.claims.turns import deal
@@ -188,17 +191,136 @@ def test_a_message_that_changes_its_key_while_it_is_routed_gives_no_key_a_second
     assert {*first, *_one_by_one(fair, 3)} == {"a0", "a1", "a2", "b0"}
 
 
-def test_a_higher_priority_goes_first_across_keys(fair: MessageTable) -> None:
-    _put(fair, "a0", "b0")
-    _put(fair, "a1", "a2", "c0", priority=1)
-    assert [one.payload for one in fair.receive()] == ["a1", "c0", "a2", "a0", "b0"]
+@pytest.mark.both_servers
+def test_a_key_with_a_higher_priority_does_not_hold_up_others(fair: MessageTable) -> None:
+    _put(fair, *(f"a{number}" for number in range(50)), priority=9)
+    assert _one_by_one(fair, 2) == ["a0", "a1"]
+    _put(fair, "b0", priority=-9)
+    assert "b0" in _one_by_one(fair, 2)
 
 
 @pytest.mark.both_servers
-def test_messages_of_the_highest_and_the_lowest_priority_are_delivered(fair: MessageTable) -> None:
-    for name, priority in (("a0", -(2**31)), ("b0", 0), ("c0", 2**31 - 1)):
-        _put(fair, name, priority=priority)
-    assert [one.payload for one in fair.receive()] == ["c0", "b0", "a0"]
+@pytest.mark.parametrize("room", [1, 3, 100])
+def test_the_messages_of_a_key_go_by_priority_in_its_turns(fair: MessageTable, room: int) -> None:
+    _put(fair, "a0", "b0", "b1")
+    _put(fair, "a5", "c5", priority=5)
+    assert _one_by_one(fair, 1) == ["a5"]
+    _put(fair, "a9", "b9", priority=9)
+    got = [one.payload for _ in range(-(-6 // room)) for one in fair.receive(room)]
+    assert {*got[:2]} == {"b9", "c5"}  # new keys have their turns at the same time
+    assert got[2] == "a9"
+    assert sorted(got[3:]) == ["a0", "b0", "b1"]
+    assert got.index("b0") < got.index("b1")
+
+
+@pytest.mark.both_servers
+@pytest.mark.parametrize("room", [1, 2, 5, 100])
+def test_a_turn_of_several_messages_goes_on_in_the_next_priority(make_table: MakeTable, room: int) -> None:
+    fair = make_table(columns={"customer": "text"}, fair_by="customer", weights={"a": 3}, batch_size=100)
+    _put(fair, "a0", "a1", "a2", "a3", "b0", "b1", "b2")
+    assert [one.payload for _ in range(4) for one in fair.receive(1)] == ["a0", "a1", "a2", "b0"]
+    _put(fair, "a8", "a9", priority=7)
+    _put(fair, "b9", priority=7)
+    got = [one.payload for _ in range(-(-7 // room)) for one in fair.receive(room)]
+    assert got == ["a8", "a9", "a3", "b9", "b1", "b2"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_claims_at_the_same_time_do_not_take_rows_of_one_key_from_each_other(
+    fair: MessageTable, database: Database
+) -> None:
+    for priority in (0, 5, 9):
+        _put(fair, "a0", "b0", priority=priority)
+    assert len(fair.receive(2)) == 2
+    find = partial(next_turns, fair.context, count=1, lane=0, where=None, others=True)
+    with database.backend.engine.connect() as one, database.backend.engine.connect() as another:
+        [(key, _)], [(other, _)] = find(one), find(another)
+        assert {key, other} == {"a", "b"}
+        assert owned(fair.context, one, [key], ())[0].keys() == {key}
+        assert owned(fair.context, another, [other], ())[0].keys() == {other}
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_key_waits_while_another_claim_has_its_row_of_another_priority(
+    fair: MessageTable, database: Database
+) -> None:
+    _put(fair, "a0", "a1", "b0")
+    _put(fair, "a9", "a8", priority=5)
+    assert _one_by_one(fair, 1) == ["a9"]
+    other = "SELECT * FROM waterclock_message_keys WHERE message_key = 'a' AND level = -5 FOR UPDATE"
+    with database.backend.engine.begin() as connection:
+        assert len(connection.execute(sa.text(other)).all()) == 1
+        assert [one.payload for one in fair.receive()] == ["b0"]
+    assert [one.payload for one in fair.receive()] == ["a8", "a0", "a1"]
+
+
+def test_a_selection_takes_turns_whatever_the_priorities(fair: MessageTable) -> None:
+    _put(fair, "a0", "b0", "b1")
+    _put(fair, "a9", "b9", priority=9)
+    assert [one.payload for one in fair.receive(where="priority = 0")] == ["a0", "b0", "b1"]
+    assert [one.payload for one in fair.receive()] == ["a9", "b9"]
+
+
+@pytest.mark.both_servers
+def test_a_full_key_gets_a_message_again_whose_lease_has_ended_in_another_priority(
+    make_table: MakeTable, database: Database, clock: MovableClock
+) -> None:
+    table = make_table(columns={"customer": "text"}, fair_by="customer", limit={"customer": 1}, ack_wait="10s")
+    _put(table, "a0", "a1", "b0")
+    _put(table, "a9", priority=9)
+    assert {*_one_by_one(table, 2)} == {"a9", "b0"}
+    assert table.receive() == []
+    run(database, "UPDATE waterclock_message_keys SET turn = turn + 9 WHERE level = -9")  # as if it had slept
+    clock.move("11s")
+    assert {one.payload for one in table.receive()} == {"a9", "b0"}
+    assert table.receive() == []
+
+
+def test_priorities_go_before_turns_if_keys_are_only_limited(make_table: MakeTable) -> None:
+    limited = make_table(columns={"customer": "text"}, limit={"customer": 5}, batch_size=100)
+    _put(limited, "a0", "b0")
+    _put(limited, "a1", "a2", "c0", priority=1)
+    got = [one.payload for one in limited.receive()]
+    assert got[:3] == ["a1", "c0", "a2"]
+    assert {*got[3:]} == {"a0", "b0"}
+
+
+@pytest.mark.both_servers
+@pytest.mark.parametrize("options", [{"limit": {"customer": 3}}, {"fair_by": "customer"}])
+def test_messages_of_the_highest_and_the_lowest_priority_are_delivered(
+    make_table: MakeTable, options: dict[str, Any]
+) -> None:
+    table = make_table(columns={"customer": "text"}, **options)
+    for name, priority in (("a0", -(2**31)), ("a1", 0), ("a2", 2**31 - 1)):
+        _put(table, name, priority=priority)
+    assert [one.payload for one in table.receive()] == ["a2", "a1", "a0"]
+
+
+@pytest.mark.both_servers
+@pytest.mark.parametrize("seed", range(3))
+def test_keys_have_equal_shares_and_their_priorities_in_order_in_random_claims(
+    make_table: MakeTable, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_routing, "_ROUTED_AT_LEAST", 100)  # each claim finds all new messages
+    draw = random.Random(seed)  # noqa: S311  # no secret
+    weights = {"a": 1, "b": 2, "c": 3}
+    table = make_table(columns={"customer": "text"}, fair_by="customer", weights=weights, batch_size=100)
+    waiting: dict[str, list[tuple[int, str]]] = {key: [] for key in weights}
+    turns = dict.fromkeys(weights, 0.0)
+    for nth in range(100, 125):
+        missing = {key: range(12 - len(its)) for key, its in waiting.items()}
+        new = [(key, draw.choice((0, 0, 4, 9)), f"{key}{nth}-{one:02}") for key, its in missing.items() for one in its]
+        table.put_many([{"payload": name, "customer": key, "priority": priority} for key, priority, name in new])
+        for key, priority, name in new:
+            waiting[key].append((-priority, name))
+            waiting[key].sort()
+        claimed = table.receive(draw.choice((1, 1, 2, 5, 11)))
+        for one in claimed:
+            key = str(one.payload)[0]
+            assert one.payload == waiting[key].pop(0)[1]
+            turns[key] += 1 / weights[key]
+            assert max(turns.values()) - min(turns.values()) < 1.01
+        table.ack(claimed)
 
 
 def test_a_key_that_is_always_served_does_not_hold_up_one_whose_messages_come_back(

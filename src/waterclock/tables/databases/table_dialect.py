@@ -302,6 +302,19 @@ class TableDialect(ABC):
         """Return the condition that a row has a key, for a row that the transaction has locked."""
         return sa.and_(*(column == value for column, value in zip(columns, values, strict=True)))
 
+    def has_neighbour(
+        self, table: sa.Table, value: int, columns: LongKey, which: Callable[[Any], sa.ColumnElement[bool]], *more: str
+    ) -> sa.ColumnElement[bool]:
+        """Return whether a row for which ``which`` is true has the same key except for its third column.
+
+        The first column is ``value``. ``which`` gets the third column and the columns ``more`` of that row.
+        """
+        del more  # which all are there
+        other = table.alias("other")
+        first, second, third = (other.c[column.name] for column in columns)
+        its = first == value, second == columns[1], third != columns[2], which(other.c)
+        return sa.exists().where(*its).correlate(table)
+
     def at_write(self, now: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Return the time when a row is written, ns. ``now`` is the server's clock, which may stop in a statement."""
         return now

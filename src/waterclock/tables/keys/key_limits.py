@@ -159,7 +159,8 @@ def has_claimable(
 ) -> sa.ColumnElement[bool]:
     """Return the condition that the limit may let a consumer have a message of a key and level.
 
-    With bounds, it counts leased messages of this level only.
+    With bounds, it counts leased messages of this level only. With `fair_by`, it may be a message of any level of the
+    key.
     """
     limit = context.options.limit_of_a_key
     if limit is None:
@@ -169,7 +170,8 @@ def has_claimable(
     is_of_key = context.sql.few(rows.c[MESSAGE_KEY]) == context.sql.few(key)
     is_of_level, is_active = rows.c.priority == -level, rows.c.time_next > context.backend.now_sql()
     leased = sa.func.count(rows.c.seq)
-    lapsed, active = (sa.func.count(sa.case((which, 1))) for which in (~is_active & is_of_level, is_active))
+    has_lapsed = ~is_active & is_of_level if context.options.fair_by is None else ~is_active
+    lapsed, active = (sa.func.count(sa.case((which, 1))) for which in (has_lapsed, is_active))
     # A limit that was lowered may be less than the number of lapsed messages.
     found = sa.select((leased < limit) | ((lapsed > 0) & (active < limit)))
     if context.sql.begins_at_constants:  # the ranges of `is_leased` would not be constant

@@ -1,9 +1,9 @@
 """Maintains a row in the catalogue for each key, which shows whether the key is due, and when its turn comes.
 
-A row stands for the messages of one key and one priority. It waits for its turn, or sleeps. It sleeps until its first
-routed, unacked message may be due, or until the rate of its key allows another message. Claims maintain the rows: they
-postpone a row to the due time of its first message, and delete a row that has no messages and whose rate is not in use.
-On PostgreSQL, such a row stays for some minutes (`TableDialect.keeps_ended`).
+A row stands for the messages of one key and one priority. It waits for its turn in a lane (`lane_of`), or sleeps. It
+sleeps until its first routed, unacked message may be due, or until the rate of its key allows another message. Claims
+maintain the rows: they postpone a row to the due time of its first message, and delete a row that has no messages and
+whose rate is not in use. On PostgreSQL, such a row stays for some minutes (`TableDialect.keeps_ended`).
 No statement waits for a row's lock.
 
 A row has a time before which none of its routed messages is due (``first_at``). Searches for messages of the key begin
@@ -35,7 +35,7 @@ from waterclock.tables.groups.settled_values import written_at
 from waterclock.tables.keys.execute_together import Search, execute_together
 from waterclock.tables.keys.key_limits import has_claimable, leased_from
 from waterclock.tables.keys.locking_search import LockingSearch, lock_found, locking_search
-from waterclock.tables.keys.turn_levels import (
+from waterclock.tables.keys.turn_lanes import (
     ASLEEP,
     ENDED,
     HAS_TURN,
@@ -43,6 +43,7 @@ from waterclock.tables.keys.turn_levels import (
     first_of,
     has_turn,
     is_in,
+    lane_of,
     lows_of,
     searched,
     sleeps,
@@ -105,20 +106,21 @@ def next_turns(
     context: TableContext,
     connection: SqlConnection,
     count: int,
-    level: int,
+    lane: int,
     where: sa.ColumnElement[bool] | None,
     *,
     others: bool,
 ) -> dict[Place, Any]:
-    """Lock the next keys, of the highest priority first, that are not full.
+    """Lock the next keys, of the lowest lane first, that are not full.
 
-    Return their rows in the order of their turns, with ``had``, and those of `state_of`.
+    Return their rows in the order of their turns, with ``lane``, ``had`` and those of `state_of`. In a table with
+    ``fair_by``, ``has_others`` says whether the key has rows of other priorities.
 
-    Only keys count of this ``level`` or a higher one, that is, of this priority or a lower one, and with a due message
-    that meets the condition ``where``. ``others`` is as in `searched`.
+    Only keys count of this ``lane`` or a higher one, and with a due message that meets the condition ``where``.
+    ``others`` is as in `searched`.
     """
     lows = lows_of(context)
-    values = {"count": count, "from": level, **lows.values, **leased_from(context)}
+    values = {"count": count, "from": lane, **lows.values, **leased_from(context)}
     rows = lock_found(connection, [_next_turns(context, where, lows.known, others=others)], values)
     return {(row.message_key, row.level): row for row in rows}
 
@@ -134,18 +136,45 @@ def _next_turns(
         due = rows.c.time_next >= message_keys.c.first_at, rows.c.time_next <= context.backend.now_sql()
         chosen = sa.exists().where(*its, *due, where)
     its = message_keys.c
-    found = sa.select(key, its.level, its.had, *_of_state()).where(has_claimable(context, key, its.level), chosen)
-    found = found.where(its.level >= sa.bindparam("from", type_=sa.BigInteger))
-    found = found.limit(sa.bindparam("count", type_=sa.Integer))
+    found = sa.select(key, its.level, its.lane, its.had, *_of_state(), _has_others(context).label("has_others"))
+    found = found.where(has_claimable(context, key, its.level), chosen)
+    if where is None:  # the first row of a key may have no message that meets a condition
+        found = found.where(_is_next_of_key(context))
+    found = found.where(its.lane >= sa.bindparam("from", type_=sa.BigInteger))
     found = found.where(has_turn(context))
     if not context.sql.is_bounded:
         found = found.where(*searched(context, known, others=others))
-        return locking_search(context, found, its.level, its.turn, index="turn")
-    found = found.order_by(its.level, its.turn).with_for_update(skip_locked=True)
+        return locking_search(context, found, its.lane, its.turn, index="turn")
+    count = sa.bindparam("count", type_=sa.Integer)
+    found = found.order_by(its.lane, its.turn).limit(count).with_for_update(skip_locked=True)
     # The server runs one after the other, until it has enough rows.
     ranges = (found.where(one).subquery() for one in searched(context, known))
     due = sa.union_all(*(sa.select(*each.c) for each in ranges)).subquery("due")
-    return LockingSearch(sa.select(*due.c).limit(sa.bindparam("count", type_=sa.Integer)))
+    return LockingSearch(sa.select(*due.c).limit(count))
+
+
+def _has_others(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return whether a key has rows of other priorities, in a table with one lane."""
+    if context.options.fair_by is None:
+        return sa.false()
+    return context.sql.has_neighbour(message_keys, context.table_id, _key(), lambda _: sa.true())
+
+
+def _is_next_of_key(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return whether no other row of the key has an earlier turn in the same lane.
+
+    So claims that run at the same time do not lock different rows of a key.
+    """
+    if context.options.fair_by is None:
+        return sa.true()
+    its = message_keys.c
+
+    def has_earlier_turn(other: Any) -> sa.ColumnElement[bool]:
+        is_earlier = (other.turn < its.turn) | ((other.turn == its.turn) & (other.level < its.level))
+        return (other.is_due == sa.literal_column(str(HAS_TURN))) & is_earlier
+
+    more = "is_due", "turn"
+    return ~context.sql.has_neighbour(message_keys, context.table_id, _key(), has_earlier_turn, *more)
 
 
 def owned(
@@ -205,7 +234,6 @@ def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
 def _awake(context: TableContext) -> list[LockingSearch]:
     its = message_keys.c
     found = sa.select(its.message_key, its.level, *_of_state()).where(_of_table(context))
-    found = found.limit(sa.bindparam("count", type_=sa.Integer))
     conditions = _has_slept(context, sa.bindparam("now", type_=sa.BigInteger))
     return [locking_search(context, found.where(has_slept), its.due_at, index="due") for has_slept in conditions]
 
@@ -309,12 +337,16 @@ def give_turns(
 ) -> None:
     """Assign turns to rows, after all others, in this order.
 
-    ``states`` are the rows, each with its new state. ``last`` is the last turn of their levels, if it is known.
+    ``states`` are the rows, each with its new state. ``last`` is the last turn of their lanes, if it is known.
     """
     if states:
+        lanes = {place: lane_of(context, place[1]) for place in states}
         if last is None:
-            last = max(_last_turns(context, connection, {level for _, level in states}))
-        turns = {place: {"turn": last + nth, **_times(states[place])} for nth, place in enumerate(states, 1)}
+            last = max(_last_turns(context, connection, set(lanes.values())))
+        turns = {
+            place: {"lane": lanes[place], "turn": last + nth, **_times(states[place])}
+            for nth, place in enumerate(states, 1)
+        }
         _change(context, connection, turns, is_due=HAS_TURN, had=0)
 
 
@@ -358,7 +390,7 @@ def add(
     Messages that are not locked may have another key meanwhile.
     """
     if seqs:
-        to = 1 + max(_last_turns(context, connection, levels))
+        to = 1 + max(_last_turns(context, connection, {lane_of(context, level) for level in levels}))
         execute_later(connection, (_adding(context, looks=not are_locked), {"seqs": seqs, "to": to}))
 
 
@@ -366,10 +398,12 @@ def add(
 def _adding(context: TableContext, *, looks: bool) -> sa.Insert:
     rows, at = context.rows, context.rows.c.time_next
     first, is_due = sa.func.min(at), (at <= context.backend.now_sql()) & rows.c.claim_id.is_(None)
+    level = -sa.cast(rows.c.priority, sa.BigInteger)  # the least priority has no 32-bit negation
     its = sa.select(
         sa.literal(context.table_id, sa.BigInteger),
         rows.c[MESSAGE_KEY],
-        -sa.cast(rows.c.priority, sa.BigInteger),  # the least priority has no 32-bit negation
+        level,
+        level if context.options.fair_by is None else sa.literal_column(str(lane_of(context, 0))),
         sa.case((first <= context.backend.now_sql(), 1), else_=0),
         _not_past(context, "due_at", first),
         first,
@@ -384,26 +418,26 @@ def _adding(context: TableContext, *, looks: bool) -> sa.Insert:
     )
     its = its.where(context.unacked()).group_by(rows.c[MESSAGE_KEY], rows.c.priority)
     if looks:
-        place = context.table_id, rows.c[MESSAGE_KEY], -sa.cast(rows.c.priority, sa.BigInteger)
+        place = context.table_id, rows.c[MESSAGE_KEY], level
         known = sa.select(message_keys.c.turn).where(context.sql.is_row(_key(), place)).correlate(rows)
         its = its.where(~known.exists())
     written = [name for name in message_keys.columns.keys() if name not in ("rate_next", "had")]  # noqa: SIM118  # no dict
     return sa.insert(message_keys).from_select(written, its, include_defaults=False)
 
 
-def _last_turns(context: TableContext, connection: SqlConnection, levels: Iterable[int]) -> list[int]:
-    return [found[0][0] for found in execute_together(context, connection, last_turns(context, levels))]
+def _last_turns(context: TableContext, connection: SqlConnection, lanes: Iterable[int]) -> list[int]:
+    return [found[0][0] for found in execute_together(context, connection, last_turns(context, lanes))]
 
 
-def last_turns(context: TableContext, levels: Iterable[int]) -> list[Search]:
-    """Return the statements that select the last turn of each level, or the current time if that is later."""
+def last_turns(context: TableContext, lanes: Iterable[int]) -> list[Search]:
+    """Return the statements that select the last turn of each lane, or the current time if that is later."""
     bounded = context.sql.is_bounded
     return [
         (
             _last_turn(context),
-            {"of": level, "low": context.reached.groups.low(UNASSIGNED, level)} if bounded else {"of": level},
+            {"lane": lane, "low": context.reached.groups.low(UNASSIGNED, lane)} if bounded else {"lane": lane},
         )
-        for level in levels
+        for lane in lanes
     ]
 
 
@@ -449,9 +483,9 @@ def _deleting_all(context: TableContext) -> sa.TextClause:
 
 @built_once(maxsize=256)
 def _last_turn(context: TableContext) -> sa.Select[int]:
-    turn, now = message_keys.c.turn, context.backend.now_sql()
+    turn, now, lane = message_keys.c.turn, context.backend.now_sql(), sa.bindparam("lane", type_=sa.BigInteger)
     low = sa.bindparam("low", type_=sa.BigInteger) if context.sql.is_bounded else now
-    found = sa.select(turn).where(has_turn(context), message_keys.c.level == _level(), turn >= low)
+    found = sa.select(turn).where(has_turn(context), message_keys.c.lane == lane, turn >= low)
     last = found.order_by(turn.desc()).limit(1).scalar_subquery()
     if context.sql.begins_at_constants:  # a search from the end that finds nothing reads the entries of all turns
         last = sa.case((first_of(context, found, turn, index="turn").is_not(None), last))

@@ -94,3 +94,26 @@ def newest_of_each(value: int, columns: LongKey, name: str, *more: str) -> sa.CT
     lower = newest(walk.c.key, lambda level: level < walk.c.level)
     following = sa.select(walk.c.key, *lower.c).select_from(sa.join(walk, lower, sa.true()))
     return walk.union_all(following)
+
+
+def has_neighbour(
+    table: sa.Table, value: int, columns: LongKey, which: Callable[[Any], sa.ColumnElement[bool]], *more: str
+) -> sa.ColumnElement[bool]:
+    """Return whether a row for which ``which`` is true has the same key except for its third column.
+
+    ``which`` gets the key's columns and the columns ``more`` of that row.
+    """
+    second, third = columns[1], columns[2]
+
+    def newest(*below: sa.ColumnElement[int]) -> sa.Select[*tuple[Any, ...]]:
+        one = table.alias("one")
+        key, level = one.c[second.name], one.c[third.name]
+        found = sa.select(level, *(one.c[name] for name in more))
+        its = of_table(one.c[columns[0].name], value), key == second, *(level < last for last in below)
+        return found.where(*its).order_by(key.desc(), level.desc()).limit(_ONE).correlate_except(one)
+
+    walk = newest().subquery("greatest").select().correlate(table).cte("walk", recursive=True, nesting=True)
+    lower = newest(walk.c[third.name]).lateral("lower")
+    walk = walk.union_all(sa.select(*lower.c).select_from(sa.join(walk, lower, sa.true())))
+    found = sa.select(_ONE).select_from(walk).where(walk.c[third.name] != third, which(walk.c))
+    return found.correlate(table).exists()

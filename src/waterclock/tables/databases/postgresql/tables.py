@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -35,6 +35,7 @@ from waterclock.tables.databases.postgresql.inserting import insert_fresh, inser
 from waterclock.tables.databases.postgresql.listening_connection import CHANNEL
 from waterclock.tables.databases.postgresql.newest_versions import (
     has_key,
+    has_neighbour,
     look_up,
     names_downward,
     newest_of_each,
@@ -374,6 +375,12 @@ class PostgresqlTables(TableDialect):
         place = sa.select(sa.literal_column("one.ctid")).where(second == values[1])
         found = look_up(place, values[0], (first, third), values[2]).correlate_except(one)
         return place_in(table) == found.scalar_subquery()
+
+    def has_neighbour(
+        self, table: sa.Table, value: int, columns: LongKey, which: Callable[[Any], sa.ColumnElement[bool]], *more: str
+    ) -> sa.ColumnElement[bool]:
+        """Look up the newest version of each row of the key, as `look_up`."""
+        return has_neighbour(table, value, columns, which, *more)
 
     def keep(self, names: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]:
         """Keep names in a setting of the transaction."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ from waterclock.tables.keys.key_rows import (
     state_of,
     wake,
 )
-from waterclock.tables.keys.turn_levels import PACED, learn_levels, lows_of, others_in_turn
+from waterclock.tables.keys.turn_lanes import HAS_TURN, PACED, lane_of, learn_lanes, lows_of, others_in_turn
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
@@ -50,7 +50,7 @@ from waterclock.tables.model.row_conditions import not_acked
 from waterclock.tables.model.schema import MESSAGE_KEY
 
 _KEYS_AT_ONCE = 100
-LOWEST_LEVEL = -(2**31)
+LOWEST_LANE = -(2**31)
 _ROUNDS = 20  # rounds of turns in one transaction, so that none lasts long because of keys without claimable messages
 
 
@@ -60,18 +60,22 @@ class Examined:
 
     passed: frozenset[Place]  # keys with no more messages for this claim
     left: frozenset[Place]  # keys that keep their turns: they are full, or other claims own them
-    level: int  # the first level that may have other keys
+    lane: int  # the first lane that may have other keys
 
 
 class _Served(NamedTuple):
     """Keys whose turns end."""
 
     found: Mapping[Place, Sequence[Any]]  # their messages
+    shares: Mapping[Place, int]  # for how many messages of each row the claim looked
     dealt: Dealt[Place]
+    others: Mapping[
+        Place, Sequence[Place]
+    ]  # the other rows of the same key that have turns, the highest priority first
     states: Mapping[Place, KeyState]
     rates: KeyRates
     paused: dict[Place, int]  # until when their rates let no message go, ns
-    last: int | None  # the last turn of their levels
+    last: int | None  # the last turn of their lanes
 
 
 def claim_keyed(
@@ -83,7 +87,7 @@ def claim_keyed(
 
     ``examined`` is what earlier transactions of the claim have examined.
     """
-    claim = _KeyedClaim(context, connection, wanted, examined or Examined(frozenset(), frozenset(), LOWEST_LEVEL))
+    claim = _KeyedClaim(context, connection, wanted, examined or Examined(frozenset(), frozenset(), LOWEST_LANE))
     more = claim.take()
     return claim.claimed, claim.examined if more else None
 
@@ -95,8 +99,9 @@ class _KeyedClaim:
         self._wanted = wanted
         self._now = 0
         self._passed, self._left = set(examined.passed), set(examined.left)
-        self._level = examined.level
-        self._others = True  # whether levels without a bound may have turns
+        self._lane = examined.lane
+        self._is_fair = context.options.fair_by is not None
+        self._others = True  # whether lanes without a bound may have turns
         self.claimed: list[Claimed] = []
 
     def take(self) -> bool:
@@ -104,9 +109,9 @@ class _KeyedClaim:
         context, connection = self._context, self._connection
         lows = lows_of(context)
         self._now, unrouted, slept, *others = connection.execute(_look(context, lows.known), lows.values).one()
-        levels = {level for level in others if level is not None}
-        learn_levels(context, levels)
-        self._others = bool(slept) or not levels <= context.reached.groups.lows().keys()
+        lanes = {lane for lane in others if lane is not None}
+        learn_lanes(context, lanes)
+        self._others = bool(slept) or not lanes <= context.reached.groups.lows().keys()
         if unrouted:
             route_keys(context, connection, self._now, self._room)
         if slept:
@@ -115,7 +120,7 @@ class _KeyedClaim:
 
     @property
     def examined(self) -> Examined:
-        return Examined(frozenset(self._passed), frozenset(self._left), self._level)
+        return Examined(frozenset(self._passed), frozenset(self._left), self._lane)
 
     @property
     def _room(self) -> int:
@@ -126,46 +131,84 @@ class _KeyedClaim:
         context, connection, wanted = self._context, self._connection, self._wanted
         # The search passes keys that are left, so behind many of them it looks for as many others.
         count = min(max(self._room, len(self._left)), _KEYS_AT_ONCE) + len(self._left)
-        begun = next_turns(context, connection, count, self._level, wanted.where, others=self._others)
+        begun = next_turns(context, connection, count, self._lane, wanted.where, others=self._others)
+        may_follow = len(begun) == count  # other keys, behind these
         places = [place for place in begun if place not in self._left and place not in self._passed]
         if not places:
-            # The level has no other keys, because skipped keys have the last turns of a level.
-            self._level = max((level for _, level in begun.keys() - self._left), default=self._level) + 1
-            return len(begun) == count
-        ours: dict[str, list[Any]] = {}
+            # The lane has no other keys, because skipped keys have the last turns of a lane.
+            self._lane = (
+                max((row.lane for place, row in begun.items() if place not in self._left), default=self._lane) + 1
+            )
+            return may_follow
         counted: list[SqlRows] = []
-        if context.options.limit is not None or context.options.rate is not None:
-            keys = {key for key, _ in places}
+        limits = context.options.limit is not None or context.options.rate is not None
+        keys = {place[0] for place in places if limits or begun[place].has_others}
+        ours: dict[str, list[Any]] = {}
+        if keys:
             asked = [*counting(context, keys), *([] if context.options.rate is None else [(_time(context), {})])]
             ours, counted = owned(context, connection, keys, asked)
             if context.options.rate is not None:
                 self._now = counted.pop().scalar()
-            self._left.update(place for place in places if place[0] not in ours)
-            places = [place for place in places if place[0] in ours]
+            self._left.update(place for place in places if place[0] in keys - ours.keys())
+            places = [place for place in places if place not in self._left]
+        if self._is_fair:
+            places = self._with_others(places, begun, ours)
         rates = KeyRates(context.options.rate_of_a_key, ours, self._now)
         paused = rates.paused(places)
         places = [place for place in places if place not in paused]
         keys = {key for key, _ in places}
         flying = free_places(context, keys, trusted(context, connection, keys, counted), self._room)
         self._left.update(place for place in places if not flying.has_claimable(place))
+        places = [place for place in places if place not in self._left]
         states = {place: _state_of(place, row, flying) for place, row in begun.items()}
-        dealt, lapsed = self._share({place: row.had for place, row in begun.items()}, places, flying, rates)
+        had = {place: row.had for place, row in begun.items()}
+        others: dict[Place, list[Place]] = {}
+        if self._is_fair:
+            for _, its in groupby(places, key=itemgetter(0)):
+                first, *others[first] = its
+                had[first] = max(had[place] for place in (first, *others[first]))
+            places = list(others)
+        dealt, lapsed = self._share(had, places, flying, rates)
         found, last = self._lock(dealt.shares, lapsed, states)
-        self._claim(found, dealt, states, rates)
-        self._end_turns(_Served(found, dealt, states, rates, paused, last))
-        if found and not any(found.values()) and len(begun) == count:
+        shares = dealt.shares | self._lock_others(dealt, others, flying, states, found)
+        self._claim(found, dealt, others, states, rates)
+        self._end_turns(_Served(found, shares, dealt, others, states, rates, paused, last))
+        if found and not any(found.values()) and may_follow:
             self._pass_empty()
         return True
+
+    def _with_others(
+        self, places: Sequence[Place], begun: dict[Place, Any], ours: Mapping[str, Sequence[Any]]
+    ) -> list[Place]:
+        """Return these rows and the others of their keys that have turns, those of each key by priority.
+
+        A key has its turn when that of the first of its rows comes. Adds the other rows to ``begun``.
+        """
+        keys = list(dict.fromkeys(key for key, _ in places))
+        its: dict[str, set[Place]] = {key: set() for key in keys}
+        for place in places:
+            its[place[0]].add(place)
+        for key in ours.keys() & its.keys():
+            for row in ours[key]:
+                place = key, row.level
+                if row.is_due == HAS_TURN and place not in self._left | self._passed:
+                    begun.setdefault(place, row)
+                    its[key].add(place)
+        return [place for key in keys for place in sorted(its[key])]
 
     def _claim(
         self,
         found: Mapping[Place, Sequence[Any]],
         dealt: Dealt[Place],
+        others: Mapping[Place, Sequence[Place]],
         states: dict[Place, KeyState],
         rates: KeyRates,
     ) -> None:
         """Claim the found messages, and note them in the states and rates of their keys."""
-        left = {place: iter(its) for place, its in found.items()}
+        left = {
+            first: chain.from_iterable(found.get(place, ()) for place in (first, *others.get(first, ())))
+            for first in dealt.shares
+        }
         ends = self._hand_out([row for place, count in dealt.visits for row in islice(left[place], count)])
         for place, its in found.items():
             sent = [
@@ -183,12 +226,22 @@ class _KeyedClaim:
     def _end_turns(self, served: _Served) -> None:
         """Assign new turns to served keys, and put off those with no more due messages or with a used-up rate."""
         context, connection, states = self._context, self._connection, served.states
-        short = [place for place, its in served.found.items() if len(its) < served.dealt.shares[place]]
-        full = [place for place, its in served.found.items() if len(its) == served.dealt.shares[place]]
-        may_have_more = full if self._wanted.where is None else [*full, *short]
-        paused = served.paused | served.rates.paused(may_have_more)
-        on = {place: states[place] for place in may_have_more if place not in paused}
-        unfinished = {place: had for place, had in served.dealt.unfinished.items() if place in on}
+        short = [place for place, its in served.found.items() if len(its) < served.shares[place]]
+        ended: list[Place] = []
+        unfinished: dict[Place, int] = {}
+        for first in served.dealt.shares:
+            its = [place for place in (first, *served.others.get(first, ())) if place not in short]
+            if served.found.keys().isdisjoint(its):  # the key has no more messages
+                continue
+            if first in served.dealt.unfinished:
+                unfinished |= dict.fromkeys(its, served.dealt.unfinished[first])
+            else:  # all rows of the key go behind those of other keys
+                ended += its
+        if self._wanted.where is not None:
+            ended += short
+        paused = served.paused | served.rates.paused([*ended, *unfinished])
+        on = {place: states[place] for place in (*ended, *unfinished) if place not in paused}
+        unfinished = {place: count for place, count in unfinished.items() if place in on}
         put_off(context, connection, {place: states[place] for place in paused}, paused, PACED)
         set_times(context, connection, {place: states[place] for place in unfinished}, unfinished)
         give_turns(context, connection, {one: state for one, state in on.items() if one not in unfinished}, served.last)
@@ -197,13 +250,16 @@ class _KeyedClaim:
             place_all(context, connection, left, self._now)
         self._passed.update(short)
 
+    def _weight(self, key: str) -> int:
+        return (self._context.options.weights or {}).get(key, 1)
+
     def _pass_empty(self) -> None:
         """Put off many of the next keys without due messages at once, for example after these were cancelled.
 
         Otherwise a claim of one message would examine the keys one by one.
         """
         context, connection = self._context, self._connection
-        begun = next_turns(context, connection, _KEYS_AT_ONCE, self._level, self._wanted.where, others=self._others)
+        begun = next_turns(context, connection, _KEYS_AT_ONCE, self._lane, self._wanted.where, others=self._others)
         passed = self._left | self._passed
         states = {place: state_of(row) for place, row in begun.items() if place not in passed}
         place_all(context, connection, states, self._now, keeps_turns=True)
@@ -211,18 +267,18 @@ class _KeyedClaim:
     def _share(
         self, begun: Mapping[Place, int], places: Sequence[Place], flying: InFlight, rates: KeyRates
     ) -> tuple[Dealt[Place], dict[Place, int]]:
-        """Divide the room: a higher priority first, then the keys in turn. It changes the free places.
+        """Divide the room among the keys in turn, in each lane.
 
         Returns how many messages each key gets, and how many of these are messages whose lease has ended.
         """
-        room, free, weights = self._room, flying.free, self._context.options.weights or {}
+        room, free = self._room, dict(flying.free)
         allowed = {key: rates.allowed(key, most) for key, most in flying.room.items()}
         all_dealt: Dealt[Place] = Dealt()
         lapsed: dict[Place, int] = {}
-        for _, level in groupby(places, key=itemgetter(1)):
-            its = list(level)
+        for _, lane in groupby(places, key=lambda place: lane_of(self._context, place[1])):
+            its = list(lane)
             most = {place: min(allowed[place[0]], flying.lapsed.get(place, 0) + free[place[0]]) for place in its}
-            dealt = deal(its, most, room, {place: weights.get(place[0], 1) for place in its}, begun)
+            dealt = deal(its, most, room, {place: self._weight(place[0]) for place in its}, begun)
             for place, count in dealt.shares.items():
                 again = min(count, flying.lapsed.get(place, 0))
                 if again:
@@ -255,7 +311,7 @@ class _KeyedClaim:
                     asked.append((statement, {**of_messages(place), "count": count, **starts}))
                     again.append(_next_messages(*of, of_lapsed=of_lapsed, locks=True))
         found: dict[Place, list[Any]] = {place: [] for place in shares}
-        turns = last_turns(self._context, {level for _, level in shares})
+        turns = last_turns(self._context, {lane_of(self._context, level) for _, level in shares})
         rows = execute_together(self._context, self._connection, [*asked, *turns])
         for (_, values), locking, seen in zip(asked, again, rows, strict=False):
             members = seen
@@ -265,6 +321,38 @@ class _KeyedClaim:
             others = [row for row in members if row.claim_id != self._wanted.claim_id]
             found[values["key"], -values["priority"]] += sorted(others, key=attrgetter("time_next", "seq"))
         return found, max(turn[0][0] for turn in rows[len(asked) :])
+
+    def _lock_others(
+        self,
+        dealt: Dealt[Place],
+        others: Mapping[Place, Sequence[Place]],
+        flying: InFlight,
+        states: Mapping[Place, KeyState],
+        found: dict[Place, list[Any]],
+    ) -> dict[Place, int]:
+        """Lock messages of lower priorities of the keys that have fewer messages than their shares of a higher one.
+
+        Adds them to ``found``, and returns how many messages of each of these rows were looked for.
+        """
+        shares: dict[Place, int] = {}
+        for nth in range(max(map(len, others.values()), default=0)):
+            asked: dict[Place, int] = {}
+            lapsed: dict[Place, int] = {}
+            for first, share in dealt.shares.items():
+                got = [row for place in (first, *others[first]) for row in found.get(place, ())]
+                missing = share - len(got)
+                if not missing or nth >= len(others[first]):
+                    continue
+                place = others[first][nth]
+                again = min(missing, flying.lapsed.get(place, 0))
+                new = min(missing - again, flying.free[place[0]] - sum(row.claim_id is None for row in got))
+                if again + new:
+                    asked[place] = again + new
+                if again:
+                    lapsed[place] = again
+            found |= self._lock(asked, lapsed, states)[0]
+            shares |= asked
+        return shares
 
     def _hand_out(self, rows: Sequence[Any]) -> dict[int, int]:
         """Claim messages; return the ends of their leases by seq, ns."""
@@ -308,7 +396,7 @@ def _time(context: TableContext) -> sa.Select[int]:
 def _look(context: TableContext, known: int) -> sa.Select[*tuple[Any, ...]]:
     """Select the current time, whether messages are new, and whether keys need not sleep any longer.
 
-    On MariaDB, also levels without a bound that have turns, with ``known`` bounds.
+    On MariaDB, also lanes without a bound that have turns, with ``known`` bounds.
     """
     others = others_in_turn(context, known) if context.sql.begins_at_constants else []
     return sa.select(context.backend.now_sql(), some_unrouted(context), some_slept(context), *others)
