@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +21,7 @@ from waterclock.errors import (
     RefusedError,
     TimedOutError,
     UnavailableError,
+    WaterclockError,
 )
 from waterclock.tables.catalogue.caller_connections import CallerConnections
 from waterclock.tables.catalogue.context import TableContext
@@ -30,7 +33,7 @@ from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard, replace_first_for_consumer
 from waterclock.tables.consumers.heartbeats.consumer_heartbeat import keep_alive
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
-from waterclock.tables.consumers.heartbeats.leaving import leave_behind, leaving
+from waterclock.tables.consumers.heartbeats.leaving import PATIENCE, leave_behind, leaving
 from waterclock.tables.consumers.heartbeats.ticking import Ticking
 from waterclock.tables.consumers.idling import LEADS_FOR, idle_consumers
 from waterclock.tables.consumers.many_deliveries import give_back
@@ -47,6 +50,11 @@ _MOST = 1024  # messages in one claim; halved after each claim that the database
 _IN_VAIN_EVERY = 1.0  # s until an idle consumer claims again after a claim of due messages returned none
 _CLAIMS_EVERY = 10.0  # s without any change
 _FULL_FOR = 0.05  # s after which a full subscription checks whether some of its messages are finished
+_CLAIM_ENDS_WITHIN = 5.0
+"""Seconds that `close` waits for a claim of another thread. The claim may wait for a lock of the closing thread's own
+transaction, or call back into code that waits for the closing thread."""
+
+_log = logging.getLogger(__name__)
 
 
 class TableSubscription(Closing):
@@ -58,6 +66,10 @@ class TableSubscription(Closing):
     another writer; then the rest returns when the leases end, and a warning is logged. While in use it purges the
     table, if the database allows it to delete, once a second or, if there was nothing to purge, every half a minute. It
     also puts the due messages of the table's schedules.
+
+    Any thread and any signal handler may close it. If another thread is claiming, closing waits for the claim, and
+    returns its messages too: `take` then returns none, and the iteration ends. If the claim takes longer than five
+    seconds (on SQLite, one), or a signal handler interrupted it, its own thread returns the messages when it ends.
 
     If the database refuses a claim or a claim times out, the subscription logs a warning and retries after pauses that
     grow to half a minute. While its claims fail, `stats` and `explain` say so. After half a minute, other consumers get
@@ -93,6 +105,10 @@ class TableSubscription(Closing):
         self._waits = True
         self._pause = 0.0
         self._closed = False
+        self._using = threading.Lock()  # held while a thread claims, hands out or leaves
+        self._user: int | None = None  # the thread that claims or hands out
+        self._leaves_late = False  # whether that thread has to leave, because `close` could not wait for it
+        self._has_left = False
         self._in_vain = 0
         self._changed = True  # whether something has changed, or become due, since the last claim
         self._claimed_at = -math.inf
@@ -148,6 +164,50 @@ class TableSubscription(Closing):
         self._idle.pass_on(self)
         self._ticking.close()
         self._process_heartbeat.leave(self)
+        if self._user != threading.get_ident():  # otherwise a signal handler interrupted a claim of this thread
+            patience = PATIENCE if self._row.last_seen.sql.one_writer else _CLAIM_ENDS_WITHIN
+            if moments.acquire(self._using, patience):
+                try:
+                    self._leave()
+                finally:
+                    self._using.release()
+                return
+        self._leaves_late = True
+        self._leave_late()
+
+    @contextmanager
+    def _in_use(self) -> Generator[None]:
+        """Keep `close` from leaving during the block. If it stopped waiting for the block, leave at the end."""
+        moments.acquire(self._using)
+        self._user = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._user = None
+            self._using.release()
+            if self._leaves_late:
+                self._leave_late()
+
+    def _leave_late(self) -> None:
+        """Leave in place of a `close` that could not wait, unless a block of `_in_use` is running."""
+        if not self._using.acquire(blocking=False):
+            return
+        try:
+            self._leave()
+        except WaterclockError as error:
+            _log.warning(
+                "consumer %s cannot give back its messages of table %r, which return when their leases end: %s",
+                self.consumer,
+                self._row.last_seen.name,
+                error,
+            )
+        finally:
+            self._using.release()
+
+    def _leave(self) -> None:
+        if self._has_left:
+            return
+        self._has_left = True
         with ExitStack() as leaving:
             if self._changes_seen is not None:
                 leaving.callback(self._changes_seen.close)
@@ -204,8 +264,12 @@ class TableSubscription(Closing):
         now = context.backend.now_about()
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
         room, _ = self._allowed(min(most, context.options.cache_size - len(self._handed_out)))
-        found = self._claim(room) if room > 0 else []
-        self._handed_out += found
+        with self._in_use():
+            found = self._claim(room) if room > 0 and not self._closed else []
+            if self._closed:  # meanwhile; leaving returns them
+                self._waiting.extend(found)
+                return []
+            self._handed_out += found
         return found
 
     def wait(self) -> bool:
@@ -375,9 +439,12 @@ class TableSubscription(Closing):
         self._purge(context, 2 * PURGE_EVERY)
         now = context.backend.now_about()
         self._look(now)
-        following = self._take_waiting(context, now)
-        if following is not None:
-            return self._hand_out(following)
+        with self._in_use():
+            if self._closed:
+                return None
+            following = self._take_waiting(context, now)
+            if following is not None:
+                return self._hand_out(following)
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
         self._see_committed(context, now)
         in_hand = sum(not one.undecided for one in self._handed_out) + len(self._waiting)
@@ -397,8 +464,9 @@ class TableSubscription(Closing):
             return None
         # While nothing changes, a look costs less than a claim.
         if self._changed or moments.monotonic() - self._claimed_at >= self.claims_every:
-            found = self._claim(room)
-            self._waiting.extend(found)
+            with self._in_use():
+                found = [] if self._closed else self._claim(room)
+                self._waiting.extend(found)
             self._looked_at = now
             if found:
                 self.need_no_notifications()

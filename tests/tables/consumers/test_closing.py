@@ -1,0 +1,155 @@
+"""A subscription that is closed while one of its threads claims."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any
+
+import pytest
+from tests.tables.grouped import lease_until, put
+from tests.tables.kinds import KINDS
+
+from waterclock.connection import Database
+from waterclock.tables.consumers import subscription
+from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.subscription import TableSubscription
+from waterclock.tables.message_table import MessageTable
+
+Consume = Callable[[TableSubscription], Sequence[Delivery]]
+WAYS: dict[str, Consume] = {"iterating": list, "taking": lambda deliveries: deliveries.take(10)}
+
+
+@pytest.fixture(params=WAYS)
+def consume(request: pytest.FixtureRequest) -> Consume:
+    return WAYS[request.param]
+
+
+class Claims:
+    """Calls a function after each claim, before the subscription gets the claimed messages."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.then: Callable[[], object] = lambda: None
+        claim = subscription.receive
+
+        def receive(*given: Any) -> list[Delivery]:
+            found = claim(*given)
+            self.then()
+            return found
+
+        monkeypatch.setattr(subscription, "receive", receive)
+
+
+@pytest.fixture
+def claims(monkeypatch: pytest.MonkeyPatch) -> Claims:
+    return Claims(monkeypatch)
+
+
+def assert_nothing_stays(table: MessageTable, database: Database) -> None:
+    assert lease_until(database, "x") is None
+    again = table.receive(10, consumer="y")
+    assert [(one.payload, one.epoch) for one in again] == [("a1", 1), ("a2", 1)]
+
+
+def close_during_claim(
+    deliveries: TableSubscription, claims: Claims, consume: Consume, until: Callable[[], bool]
+) -> None:
+    """Close the subscription while another thread claims; the claim ends once the condition is true."""
+    claimed, goes_on = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        claimed.set()
+        assert goes_on.wait(60)
+
+    claims.then = stay
+    received: list[Delivery] = []
+    consumer = threading.Thread(target=lambda: received.extend(consume(deliveries)))
+    closer = threading.Thread(target=deliveries.close)
+    consumer.start()
+    assert claimed.wait(60)
+    closer.start()
+    while not until():
+        closer.join(0.01)
+    goes_on.set()
+    for thread in (consumer, closer):
+        thread.join(60)
+        assert not thread.is_alive()
+    claims.then = lambda: None
+    assert received == []
+
+
+def test_closing_during_a_claim_of_another_thread_returns_what_it_takes(
+    make_table: Callable[..., MessageTable], database: Database, kind: dict[str, Any], claims: Claims, consume: Consume
+) -> None:
+    table = make_table(**kind)
+    put(table, "a1", "a2")
+    deliveries = table.subscribe(consumer="x", limit=10)
+    close_during_claim(deliveries, claims, consume, lambda: deliveries._closed)
+    assert_nothing_stays(table, database)
+
+
+def test_a_claim_that_outlasts_closing_is_returned_when_it_ends(
+    exclusive: MessageTable,
+    database: Database,
+    claims: Claims,
+    consume: Consume,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subscription, "PATIENCE", 0.01)
+    monkeypatch.setattr(subscription, "_CLAIM_ENDS_WITHIN", 0.01)
+    put(exclusive, "a1", "a2")
+    deliveries = exclusive.subscribe(consumer="x", limit=10)
+    close_during_claim(deliveries, claims, consume, lambda: deliveries._leaves_late)
+    assert_nothing_stays(exclusive, database)
+
+
+def test_a_signal_handler_may_close_during_a_claim_of_its_thread(
+    make_table: Callable[..., MessageTable], database: Database, kind: dict[str, Any], claims: Claims, consume: Consume
+) -> None:
+    table = make_table(**kind)
+    put(table, "a1", "a2")
+    deliveries = table.subscribe(consumer="x", limit=10)
+
+    def close_twice() -> None:
+        deliveries.close()
+        deliveries.close()
+
+    claims.then = close_twice
+    assert list(consume(deliveries)) == []
+    claims.then = lambda: None
+    assert_nothing_stays(table, database)
+
+
+def test_closing_ends_a_claim_that_an_exception_interrupted(
+    exclusive: MessageTable, database: Database, claims: Claims, consume: Consume
+) -> None:
+    put(exclusive, "a1", "a2")
+
+    def interrupt() -> None:
+        deliveries.close()
+        raise KeyboardInterrupt
+
+    claims.then = interrupt
+    with closing(exclusive.subscribe(consumer="x", limit=10)) as deliveries, pytest.raises(KeyboardInterrupt):
+        consume(deliveries)
+    claims.then = lambda: None
+    assert lease_until(database, "x") is None
+    assert [one.payload for one in exclusive.receive(10, consumer="y")] == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_a_handler_may_close_its_subscription(
+    make_table: Callable[..., MessageTable], database: Database, options: dict[str, Any]
+) -> None:
+    table = make_table(**options)
+    put(table, "a1", "a2", "a3")
+    received: list[str] = []
+    deliveries = table.subscribe(consumer="x", limit=10)
+    for delivery in deliveries:
+        received.append(delivery.payload)
+        delivery.ack()
+        deliveries.close()
+    assert received == ["a1"]
+    assert lease_until(database, "x") is None
+    assert [one.payload for one in table.receive(10, consumer="y")] == ["a2", "a3"]
