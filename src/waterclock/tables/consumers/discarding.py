@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from waterclock.tables.catalogue.table_row import LOOK_EVERY
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups.consumers import replace_first
 from waterclock.tables.groups.group_state import UNGROUPED
 from waterclock.tables.messages.finishing import acking
+from waterclock.tables.model.claims.claim import Leased
 
 LOOK_AGAIN_AFTER = int(LOOK_EVERY * 1_000_000_000)
 """For how long a waiting message is trusted without another check, ns."""
@@ -28,6 +29,47 @@ def replace_first_for_consumer(dropped: Iterable[Delivery], waiting: Iterable[De
     positions = {name or UNGROUPED: heirs[name].leased.position if name in heirs else None for name in first}
     context = next(iter(first.values()))
     context.backend.transact(lambda own: replace_first(context, own, positions))
+
+
+def blocks_group(dropped: Delivery) -> bool:
+    """Return whether a message that is not handled is unacked, so that those behind it in its group must wait."""
+    return dropped.leased.position is not None and bool(_unacked([dropped]))
+
+
+def give_back_groups(dropped: Iterable[Delivery], waiting: Iterable[Delivery]) -> tuple[set[Delivery], set[Leased]]:
+    """Return dropped messages of groups to the table, in their order, unless they are acked, and those behind them.
+
+    Otherwise those behind would overtake them. The lease of a dropped message may still last: the process's estimate
+    of the database's clock is ahead by up to a round trip, and a heartbeat may have extended the lease in the meantime.
+    As after the end of a lease, the attempt of the first message of each group counts.
+
+    Returns all of these messages. Those that another transaction has locked stay leased; they are the second set.
+    """
+    placed = [one for one in dropped if one.leased.position is not None]
+    if not placed:
+        return set(), set()
+    context, names = placed[0].context, {one.group for one in placed}
+    behind = [one for one in waiting if one.leased.position is not None and one.group in names]
+    rows = _unacked([*placed, *behind])
+    firsts: dict[str | None, Delivery] = {}
+    for one in placed:
+        if one.leased.seq in rows:
+            firsts.setdefault(one.group, one)
+    returned = {one for one in (*placed, *behind) if one.group in firsts}
+    ours = {one for one in returned if rows.get(one.leased.seq) == one.leased.claim_id}
+    if not ours:
+        return returned, set()
+    started = [one.leased for one in firsts.values() if one in ours]
+    unstarted = [one.leased for one in ours.difference(firsts.values())]
+    return returned, context.backend.transact(lambda own: acking.leave_behind(context, own, unstarted, started))
+
+
+def _unacked(deliveries: Sequence[Delivery]) -> dict[int, int | None]:
+    """Return the claims that have the unacked ones of these messages, by seq."""
+    context = deliveries[0].context
+    with context.backend.snapshot() as connection:
+        rows = acking.unacked(context, connection, [one.leased.seq for one in deliveries])
+    return {seq: row.claim_id for seq, row in rows.items()}
 
 
 def discard(waiting: Iterable[Delivery], *, extended: bool) -> None:

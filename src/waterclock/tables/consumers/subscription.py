@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import takewhile
 from typing import Any, NoReturn, Self
 
 from waterclock._support import moments
@@ -30,7 +29,12 @@ from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.claim_failures import RETRY_EVERY, ClaimFailures
 from waterclock.tables.consumers.consumer_purge import PURGE_EVERY, ConsumerPurge
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard, replace_first_for_consumer
+from waterclock.tables.consumers.discarding import (
+    LOOK_AGAIN_AFTER,
+    discard,
+    give_back_groups,
+    replace_first_for_consumer,
+)
 from waterclock.tables.consumers.heartbeats.consumer_heartbeat import keep_alive
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 from waterclock.tables.consumers.heartbeats.leaving import PATIENCE, leave_behind, leaving
@@ -42,6 +46,7 @@ from waterclock.tables.consumers.undecided import find_out, see_committed
 from waterclock.tables.databases.changes import Changes, Stop
 from waterclock.tables.messages.finishing.expiring import expire_unstarted
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
+from waterclock.tables.model.claims.claim import Leased
 from waterclock.tables.model.timing.rate import Rate
 
 _SECOND = 1_000_000_000
@@ -459,7 +464,7 @@ class TableSubscription(Closing):
         if room <= 0:
             # The end of a delivery nudges; that of a lease does not.
             ends = min((one.lease_until for one in (*self._handed_out, *self._waiting)), default=now)
-            self._sleep(min(LOOK_EVERY, (ends - now) / _SECOND))
+            self._sleep(min(LOOK_EVERY, max(_FULL_FOR, (ends - now) / _SECOND)))
             self._changed = True
             return None
         # While nothing changes, a look costs less than a claim.
@@ -495,30 +500,45 @@ class TableSubscription(Closing):
         return found
 
     def _take_waiting(self, context: TableContext, now: int) -> Delivery | None:
-        """Return the next waiting delivery that is still ours; remove expired ones.
+        """Return the next waiting delivery that is still ours, of a group whose earlier messages do not wait.
 
-        An expired message that another transaction has locked stays, and so do those behind it in its group.
+        If the first one expired or was lost, drop all such ones.
         """
-        over = list(takewhile(lambda one: not self._may_begin(one, now), self._waiting))
-        expired = [one for one in over if self._is_ours(one, now)]
-        kept: list[Delivery] = []
+        if self._waiting and self._may_begin(self._waiting[0], now):
+            return self._waiting.popleft()
+        over = [one for one in self._waiting if not self._may_begin(one, now)]
+        held = self._drop(context, over, now) if over else set[str | None]()
+        for one in self._waiting:
+            in_group = one.leased.position is not None
+            if in_group and one.group in held:
+                continue
+            if self._may_begin(one, now):
+                self._waiting.remove(one)
+                return one
+            if in_group:
+                held.add(one.group)
+        return None
+
+    def _drop(self, context: TableContext, over: Sequence[Delivery], now: int) -> set[str | None]:
+        """Drop waiting messages that expired or were lost. If one was lost unacked, those behind it go back, too.
+
+        Messages that another transaction has locked stay, and so do those behind them. Returns their groups.
+        """
+        expired = [one.leased for one in over if self._is_ours(one, now)]
+        locked: set[Leased] = set()
         if expired:
-            leased = [one.leased for one in expired]
-            found = set(context.backend.transact(lambda own: expire_unstarted(context, own, leased), indexed=True))
-            kept = [one for one in expired if one.leased in found]
-            self._process_heartbeat.note_sent(len(kept) - len(expired))
-        for _ in over:
-            self._waiting.popleft()
-        replace_first_for_consumer((one for one in over if one not in kept), self._waiting)
-        if not kept:
-            return self._waiting.popleft() if self._waiting else None
-        held = {one.group for one in kept} if context.options.groups else set[str | None]()
-        others = (one for one in self._waiting if one.group not in held and self._may_begin(one, now))
-        following = next(others, None)
-        if following is not None:
-            self._waiting.remove(following)
-        self._waiting.extendleft(reversed(kept))
-        return following
+            locked.update(context.backend.transact(lambda own: expire_unstarted(context, own, expired), indexed=True))
+            self._process_heartbeat.note_sent(len(locked) - len(expired))
+        gone = [one for one in over if one.leased not in locked]
+        returned, kept = give_back_groups(gone, self._waiting)
+        locked |= kept
+        returned.update(gone)
+        removed = [one for one in self._waiting if one in returned and one.leased not in locked]
+        for one in removed:
+            self._waiting.remove(one)
+        self._changed |= bool(removed)
+        replace_first_for_consumer(removed, self._waiting)
+        return {one.group for one in self._waiting if one.leased in locked and one.leased.position is not None}
 
     def _is_ours(self, delivery: Delivery, now: int) -> bool:
         return delivery.lease_until > now and not delivery.lost
