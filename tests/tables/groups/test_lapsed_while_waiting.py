@@ -11,6 +11,7 @@ from tests.tables.grouped import put
 
 from waterclock.connection import Database
 from waterclock.database.backend import Backend
+from waterclock.errors import UnavailableError
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
@@ -129,6 +130,21 @@ def test_the_attempt_of_a_message_that_waited_too_long_counts_for_the_first_of_i
         delivery.ack()
         delivery = handed_out(deliveries)
         assert (delivery.payload, delivery.epoch) == ("a3", 1)
+
+
+def test_messages_that_could_not_be_let_go_come_next(table: MessageTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(table, "a1", "a2", "a3", "a4")
+    with table.subscribe(consumer="x", limit=3) as deliveries:
+        delivery = handed_out(deliveries)
+
+        def fail(*_: object) -> None:
+            raise UnavailableError("the server is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Backend, "transact", fail)
+            with pytest.raises(UnavailableError):
+                deliveries.let_go(delivery)
+        assert acked(deliveries, 4) == ["a1", "a2", "a3", "a4"]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)  # which lock rows

@@ -243,7 +243,7 @@ class TableSubscription(Closing):
 
     def put_back(self, delivery: Delivery) -> None:
         """Take back a delivery whose handling has not begun: it comes next, or returns to the table on close."""
-        self._handed_out.remove(delivery)
+        self._handed_out = [one for one in self._handed_out if one is not delivery]
         self._waiting.appendleft(delivery)
 
     def take(self, most: int) -> list[Delivery]:
@@ -396,10 +396,10 @@ class TableSubscription(Closing):
 
     def let_go(self, delivery: Delivery | None = None) -> None:
         """Return all waiting messages to the table, and a delivery whose handling has not begun. Stays open."""
-        unstarted = [*self._waiting] if delivery is None else [delivery, *self._waiting]
+        if delivery is not None:
+            self.put_back(delivery)
+        self.give_back(tuple(self._waiting))  # if that fails, they still wait: later messages must not overtake them
         self._waiting.clear()
-        self._handed_out = [one for one in self._handed_out if one is not delivery]
-        self.give_back(unstarted)
 
     def __iter__(self) -> Self:
         return self
