@@ -162,7 +162,7 @@ class OutcomeWriter:
                 )
             return
         options = delivery.context.options
-        if outcome.verb == "skip":
+        if outcome.verb in ("skip", "skip_group"):
             self._counter.note("lost", delivery)
             return
         if outcome.verb == "give_back":

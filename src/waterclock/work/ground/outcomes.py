@@ -62,7 +62,7 @@ class Discard(HandlerSays):
         self.why = _text_of(why)
 
 
-Verb = Literal["ack", "back_off", "snooze", "dead_letter", "discard", "give_back", "skip"]
+Verb = Literal["ack", "back_off", "snooze", "dead_letter", "discard", "give_back", "skip", "skip_group"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,9 @@ ACK = Outcome("ack")
 
 SKIP = Outcome("skip")
 """It was not handled, because its lease is lost."""
+
+SKIP_GROUP = Outcome("skip_group")
+"""As `SKIP`, but the message is not acked, so those behind it in its group must not be handled before it."""
 
 GIVE_BACK = Outcome("give_back")
 """The handler was asked to stop, so it has not failed, and no attempt counts."""

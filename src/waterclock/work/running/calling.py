@@ -13,11 +13,11 @@ from waterclock._support import moments
 from waterclock._support.quoting import quoted
 from waterclock.errors import InvalidArgumentError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, replace_first_for_consumer
+from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, blocks_group, replace_first_for_consumer
 from waterclock.time import format_duration
 from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling
 from waterclock.work.ground.counts import WorkCounts
-from waterclock.work.ground.outcomes import ACK, GIVE_BACK, SKIP, HandlerSays, Outcome, outcome_of
+from waterclock.work.ground.outcomes import ACK, GIVE_BACK, SKIP, SKIP_GROUP, HandlerSays, Outcome, outcome_of
 from waterclock.work.running.event_loop import EventLoop
 from waterclock.work.running.forks import ending_forks
 
@@ -148,7 +148,7 @@ class Caller:
         one.delivery.when_cancelled(None)  # break the reference cycle
         one.cancel = None
         observer = self._counter.observer
-        if observer is not None and outcome.verb not in ("skip", "give_back"):
+        if observer is not None and outcome.verb not in ("skip", "skip_group", "give_back"):
             observer.note_handled(one.delivery, (moments.monotonic_ns() - one.began_at) / _SECOND)
         if not one.decide():
             return False  # its time limit had passed, and it no longer owns the message
@@ -178,7 +178,9 @@ def _unbegun(one: Handling) -> Outcome | None:
     """Return the outcome of a message that must not be handled any more; None if it must be."""
     delivery = one.delivery
     behind = () if one.lane is None else tuple(one.lane.waiting)
-    if delivery.lost or delivery.over:
+    if delivery.lost and not delivery.over and _may_block_group(delivery):
+        outcome, behind = SKIP_GROUP, ()
+    elif delivery.lost or delivery.over:
         outcome = SKIP
     elif delivery.expires_at is not None and delivery.expires_at <= delivery.context.backend.now_about():
         outcome, behind = GIVE_BACK, ()  # those behind it go back, too
@@ -187,3 +189,10 @@ def _unbegun(one: Handling) -> Outcome | None:
     with suppress(WaterclockError):  # those behind it know already
         replace_first_for_consumer([delivery], [each.delivery for each in behind])
     return outcome
+
+
+def _may_block_group(delivery: Delivery) -> bool:
+    try:
+        return blocks_group(delivery)
+    except WaterclockError:
+        return True
