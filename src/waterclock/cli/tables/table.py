@@ -86,7 +86,7 @@ def add(
     purge_by
         partition: acked messages are dropped by whole days, on PostgreSQL and MariaDB.
     fair_by
-        The key by which messages take turns, one message each: a column, a header or group.
+        The key by which messages take turns, one message each, whatever their priorities: a column, a header or group.
     column
         A further column, name=type with bigint, double, boolean, text, bytes or json; may be given several times.
     adopt

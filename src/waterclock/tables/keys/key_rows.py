@@ -161,7 +161,7 @@ def _has_others(context: TableContext) -> sa.ColumnElement[bool]:
 
 
 def _is_next_of_key(context: TableContext) -> sa.ColumnElement[bool]:
-    """Return whether no other row of the key has an earlier turn in the same lane.
+    """Return whether no other row of the key has an earlier turn.
 
     So claims that run at the same time do not lock different rows of a key.
     """
