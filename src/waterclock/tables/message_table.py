@@ -255,7 +255,7 @@ class MessageTable:
             Strings by name.
         priority
             Higher priorities are sent first, whatever their age. In a table with groups, a group has the priority of
-            its first message.
+            its first message. In a table with ``fair_by``, priorities order the messages of each key.
         expires_at
             When it expires and is no longer sent; None: never. A consumer that already has it may still ack it; if the
             consumer returns it, it is not sent again. The table's ``on_expired`` decides whether it is dropped or
