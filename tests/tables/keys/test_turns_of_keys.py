@@ -241,6 +241,17 @@ def test_claims_at_the_same_time_do_not_take_rows_of_one_key_from_each_other(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_a_claim_of_one_passes_all_keys_that_a_stopped_claim_has_locked(fair: MessageTable, database: Database) -> None:
+    fair.put_many([{"payload": "x", "customer": f"k{number:02}"} for number in range(60)])
+    fair.give_back(fair.receive(60))
+    assert len(fair.receive(1)) == 1  # all keys have turns
+    find = partial(next_turns, fair.context, count=50, lane=0, where=None, others=True)
+    with database.backend.engine.connect() as stopped:
+        assert len(find(stopped)) == 50
+        assert [len(fair.receive(1)) for _ in range(2)] == [1, 1]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 def test_a_key_waits_while_another_claim_has_its_row_of_another_priority(
     fair: MessageTable, database: Database
 ) -> None:

@@ -16,18 +16,21 @@ from waterclock.tables.databases.table_dialect import adapted
 from waterclock.tables.keys.turn_lanes import by_index
 
 _TRIED, _TRIED_AT_LEAST = 4, 20
-"""How many keys a claim tries to lock for each one that it wants, if others have locked the next ones."""
+"""How many keys a claim tries to lock for each one that it wants, if others have locked the next ones. If all of these
+are locked, it tries ``_MORE`` times as many: a process that was stopped during its claim may hold a hundred locks."""
+_MORE = 8
 
 
 class LockingSearch(NamedTuple):
     """The statements of a search.
 
     If ``first`` finds rows without locks, and then locks them by their keys (`TableDialect.locks_by_key`), ``again``
-    finds more of them, and locks those that are free.
+    finds more of them, and locks those that are free. ``behind`` finds a row that ``again`` has not tried.
     """
 
     first: sa.Select[*tuple[Any, ...]]
     again: sa.Select[*tuple[Any, ...]] | None = None
+    behind: sa.Select[*tuple[Any, ...]] | None = None
     order: tuple[str, ...] = ()
 
 
@@ -54,9 +57,10 @@ def locking_search(
 
     # Only these joins make the server begin with the rows that were found.
     first = locked(seen.limit(count).subquery("seen"), is_outer=True)
-    again = locked(seen.limit(sa.bindparam("most", type_=sa.Integer)).subquery("seen"), is_outer=False)
-    again = again.prefix_with("STRAIGHT_JOIN").limit(count)
-    return LockingSearch(first, again, tuple(f"seen_{column.name}" for column in order))
+    most = sa.bindparam("most", type_=sa.Integer)
+    again = locked(seen.limit(most).subquery("seen"), is_outer=False).prefix_with("STRAIGHT_JOIN").limit(count)
+    behind = seen.limit(sa.literal_column("1")).offset(most)
+    return LockingSearch(first, again, behind, tuple(f"seen_{column.name}" for column in order))
 
 
 def lock_found(connection: SqlConnection, searches: Sequence[LockingSearch], values: Mapping[str, Any]) -> list[Any]:
@@ -71,8 +75,20 @@ def lock_found(connection: SqlConnection, searches: Sequence[LockingSearch], val
         rows = list(result)
         if search.again is not None:
             if any(row.level is None for row in rows):
-                most = _TRIED * values["count"] + _TRIED_AT_LEAST
-                rows = list(connection.execute(search.again, {**values, "most": most}))
+                rows = _lock_free(connection, search, values)
             rows.sort(key=attrgetter(*search.order))
         found += rows
     return found
+
+
+def _lock_free(connection: SqlConnection, search: LockingSearch, values: Mapping[str, Any]) -> list[Any]:
+    """Lock the first free rows of a search, however many locked ones stand before them."""
+    assert search.again is not None  # noqa: S101  # the caller has checked it
+    assert search.behind is not None  # noqa: S101  # as above
+    most = _TRIED * values["count"] + _TRIED_AT_LEAST
+    while True:
+        tried = {**values, "most": most}
+        rows = list(connection.execute(search.again, tried))
+        if len(rows) == values["count"] or connection.execute(search.behind, tried).first() is None:
+            return rows
+        most *= _MORE
