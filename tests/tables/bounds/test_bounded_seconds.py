@@ -15,6 +15,7 @@ from tests.tables.plans import pages
 from waterclock.connection import Database
 from waterclock.database.engines.mariadb import NOW
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
+from waterclock.tables.keys import key_routing
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_keys, bounded_rows
 from waterclock.time import MAX_NS
@@ -234,6 +235,24 @@ def test_a_key_behind_many_messages_of_many_others_comes_next(
     put_in_seconds(database, [*((number // 100, f"k{number % 30}", 0, 1) for number in range(1_000)), (5, "z", 0, 1)])
     clock.now += 10**9
     assert "z0" in [one.payload for _ in range(4) for one in table.receive(10)]
+
+
+@pytest.mark.parametrize(("keys", "priorities"), [("abcd", 1), ("a", 4)])
+def test_a_key_behind_very_many_messages_of_few_others_in_its_second_comes_soon(
+    table: MessageTable,
+    database: Database,
+    clock: MovableClock,
+    limit: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    keys: str,
+    priorities: int,
+) -> None:
+    monkeypatch.setattr(key_routing, "_LOOK_AHEAD_EVERY", 0.0)
+    limit(key_routing, "_LOOKED_AHEAD", 100)
+    others = ((0, keys[number % len(keys)], number % priorities, 1) for number in range(1_600))
+    put_in_seconds(database, [*others, (0, "z", 0, 1)])
+    clock.now += 10**9
+    assert "z0" in [one.payload for _ in range(8) for one in table.receive(1)]
 
 
 @pytest.mark.parametrize(

@@ -109,23 +109,26 @@ def _look_for_others(
     begins at the end of the last such search.
     """
     turns, found = context.turns, list[Any]()
-    values = {"now": now, "count": _SKIPPED_AT_ONCE}
+    values: dict[str, Any] = {"now": now, "count": _SKIPPED_AT_ONCE}
     if few:
         firsts: dict[Place, int] = {}
         for row in few:
             firsts[row.key, row.priority] = min(row.time_next, firsts.get((row.key, row.priority), row.time_next))
         common = Counter((row.key, row.priority) for row in few).most_common(unrouted_keys.MOST_PASSED)
         passing = unrouted_keys.passing({place: firsts[place] for place, _ in common}, after[0], now)
-        found += connection.execute(_without_turn(context, passing.keys), {**passing.values, **values})
+        passed = {**passing.values, **values}
+        found += connection.execute(_without_turn(context, passing.keys), passed)
         if len(found) < _SKIPPED_AT_ONCE:
-            after = passing.end, "", -MAX_NS
+            end = connection.execute(_end_of_look(context, passing.keys), passed).first()
+            last = passing.end, "", -MAX_NS
+            after = last if end is None else max(after, min(tuple(end), last))
     if moments.monotonic() - turns.looked_ahead_at >= _LOOK_AHEAD_EVERY:
         turns.looked_ahead_at = moments.monotonic()
-        start = values["start"] = max(turns.ahead, after[0])
-        end = connection.execute(_end_of_look(context), values).scalar()
+        values |= _named(after if turns.ahead is None else max(turns.ahead, after))
+        end = connection.execute(_end_of_look(context, 0), values).first()
         ahead = connection.execute(_without_turn(context, 0), values).all()
         if len(ahead) < _SKIPPED_AT_ONCE:
-            turns.ahead = 0 if end is None else max(end, start + 1)
+            turns.ahead = None if end is None else tuple(end)
         found += ahead
     return found, after
 
@@ -225,16 +228,15 @@ def _window(context: TableContext, which: str, *, locks: bool = False) -> sa.Sel
     """Lock new messages; if ``locks``, the search itself locks them, and so finds those behind locked ones."""
     rows = context.rows
     key, block = context.sql.few(rows.c[MESSAGE_KEY]), context.sql.block_of(rows)
-    last_block, last, priority = _last(rows)
+    _, last, priority = _last(rows)
     if context.sql.one_writer:  # SQLite stores invalid text, too, which Python reads as bytes
         last = last.op("||")(sa.literal_column("''"))  # a CAST would keep it from the index
     if context.sql.is_bounded:
         behind = is_behind(rows, _last(rows))
     elif context.sql.one_writer:
         behind = key > last
-    else:  # as ranges of the index
-        behind = (block > last_block) | ((block == last_block) & (key > last))
-        behind |= (block == last_block) & (key == last) & (rows.c.priority > priority)
+    else:
+        behind = _is_behind_in_ranges(context)
     chosen = {"first": of_any_key(context), "same": (key == last) & (rows.c.priority > priority), "behind": behind}
     order = () if which == "same" else (key,) if context.sql.one_writer else (block, key)
     its = rows.c.priority, rows.c.time_next, rows.c.claim_id
@@ -252,27 +254,42 @@ def _window(context: TableContext, which: str, *, locks: bool = False) -> sa.Sel
     return context.sql.lock_free(rows, search, not_acked(rows) & (sa.func.coalesce(rows.c.routed, 1) != 1))
 
 
+def _is_behind_in_ranges(context: TableContext) -> sa.ColumnElement[bool]:
+    """Return the condition that a message stands behind a place, as ranges of the index."""
+    rows = context.rows
+    key, block = context.sql.few(rows.c[MESSAGE_KEY]), context.sql.block_of(rows)
+    last_block, last, priority = _last(rows)
+    in_block = (key > last) | ((key == last) & (rows.c.priority > priority))
+    return (block > last_block) | ((block == last_block) & in_block)
+
+
 @built_once(maxsize=256)
 def _next_places(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
     return next_places(context.rows, _last(context.rows))
 
 
 def _unrouted(context: TableContext, passed: int) -> sa.Select[*tuple[Any, ...]]:
-    """Select new messages by the index alone: those that are not ``passed`` with so many keys, or all from a second on.
+    """Select new messages by the index alone: those that are not ``passed`` with so many keys, or all behind a place.
 
-    Its parameters are `unrouted_keys.Passing.values`, or ``start``.
+    Its parameters are `unrouted_keys.Passing.values`, or those of `_named`.
     """
     rows = context.rows
     place = context.sql.block_of(rows).label("block"), rows.c[MESSAGE_KEY].label("key"), rows.c.priority
     found = context.sql.by_index(sa.select(rows.c.seq, *place, rows.c.time_next), rows, "unrouted")
-    chosen = unrouted_keys.is_not_passed(rows, passed) if passed else of_any_key(context)
+    chosen = unrouted_keys.is_not_passed(rows, passed) if passed else _is_behind_in_ranges(context)
     return found.where(chosen).order_by(*place, rows.c.time_next)
 
 
 @built_once(maxsize=256)
-def _end_of_look(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    end = _unrouted(context, 0).with_only_columns(context.sql.block_of(context.rows), maintain_column_froms=True)
-    return end.limit(sa.literal_column("1")).offset(sa.literal_column(str(_LOOKED_AHEAD)))
+def _end_of_look(context: TableContext, passed: int) -> sa.Select[*tuple[Any, ...]]:
+    """Select the place of the last message that `_without_turn` has read, if that has not read all messages.
+
+    Other messages of this place may be left, but those that were read are due earlier.
+    """
+    found = _unrouted(context, passed)
+    place = [found.selected_columns[name] for name in ("block", "key", "priority")]
+    found = found.with_only_columns(*place, maintain_column_froms=True)
+    return found.limit(sa.literal_column("1")).offset(sa.literal_column(str(_LOOKED_AHEAD - 1)))
 
 
 @built_once(maxsize=256)

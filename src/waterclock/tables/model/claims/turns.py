@@ -19,7 +19,7 @@ class KeyTurns:
     """The progress of a process that looks for keys of new messages."""
 
     routed: Behind | None = None  # the place after which the next search begins; None: at the first one
-    ahead: int = 0  # the `TableDialect.block_of` from which it looks for keys without a turn, if that is behind
+    ahead: Behind | None = None  # the place after which it looks for keys without a turn, if that is behind
     looked_ahead_at: float = float("-inf")  # when it did so last, monotonic
 
 
