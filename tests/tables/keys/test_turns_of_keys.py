@@ -152,6 +152,16 @@ def test_the_first_message_of_a_new_key_comes_within_two_messages(fair: MessageT
     assert "z0" in _one_by_one(fair, 2)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)  # MariaDB takes more claims
+def test_the_first_message_of_a_new_key_comes_next_behind_many_priorities_of_others(fair: MessageTable) -> None:
+    _put(fair, "a", "b", "c")
+    assert len(fair.receive()) == 3
+    for priority in range(250):
+        _put(fair, *"aabbcc", priority=priority)
+    _put(fair, "z0")
+    assert "z0" in _one_by_one(fair, 4)
+
+
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # whose searches pass blocks of messages
 def test_a_new_key_behind_600_blocks_of_another_comes_within_two_messages(
     fair: MessageTable, database: Database, clock: MovableClock

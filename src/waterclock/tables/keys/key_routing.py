@@ -14,7 +14,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from waterclock._support import moments
 from waterclock.database.driver_fast_path import execute_later
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
@@ -53,7 +52,7 @@ MariaDB, the most keys without a turn that a search finds."""
 _FEW = 4  # on MariaDB, a window with so many messages of each key, or more, is followed by a search for other keys
 _LOOKED_AHEAD = 2_000
 """On MariaDB, messages behind the windows of a claim, among which it looks for keys without a turn."""
-_LOOK_AHEAD_EVERY = 0.25  # seconds between two such looks, each of which takes some milliseconds
+_LOOK_AHEAD_EVERY = 0.25  # seconds between two looks behind the windows, each of which takes some milliseconds
 _WINDOWS = 3  # windows that one claim reads, so that the first ones may be full of few keys
 
 
@@ -87,6 +86,9 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
     if after is not None and jumps:
         found, after = _look_for_others(context, connection, after, seen if is_of_few else (), now)
         _route(context, connection, found, now, are_locked=False, marks=False)
+    elif after is not None and context.turns.looks_ahead(_LOOK_AHEAD_EVERY):
+        found = _look_for_keys(context, connection, after)
+        _route(context, connection, found, now, are_locked=False, marks=False)
     context.turns.routed = after
 
 
@@ -97,7 +99,31 @@ def _end_of(window: Sequence[Any], count: int) -> Behind | None:
 
 def _skip(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:
     """Read the first message of each of the next keys and priorities behind a place, locked or not."""
-    return list(connection.execute(_next_places(context), {**_named(after), "count": count}))
+    return list(connection.execute(_next_places(context, of_keys=False), {**_named(after), "count": count}))
+
+
+def _look_for_keys(context: TableContext, connection: SqlConnection, after: Behind) -> Sequence[Any]:
+    """Read a message of each of the next keys behind a place, or behind the end of the last such look.
+
+    A key with messages of many priorities would otherwise hide others: the windows go from priority to priority.
+    """
+    turns = context.turns
+    start = turns.ahead or after
+    found: list[Any] = []
+    if context.sql.is_bounded:
+        values = {**_named(max(start, after)), "count": _SKIPPED_AT_ONCE}
+        found += connection.execute(_next_places(context, of_keys=True), values)
+        turns.ahead = _end_of(found, _SKIPPED_AT_ONCE)
+    else:
+        turns.ahead = start
+        while turns.ahead is not None and len(found) < _ROUTED_AT_ONCE:
+            one = _lock(context, connection, "behind", {**_named(turns.ahead), "count": 1})
+            turns.ahead = _end_of(one, 1)
+            found += one
+    firsts: dict[str, Any] = {}
+    for row in found:
+        firsts.setdefault(row.key, row)
+    return list(firsts.values())
 
 
 def _look_for_others(
@@ -122,8 +148,7 @@ def _look_for_others(
             end = connection.execute(_end_of_look(context, passing.keys), passed).first()
             last = passing.end, "", -MAX_NS
             after = last if end is None else max(after, min(tuple(end), last))
-    if moments.monotonic() - turns.looked_ahead_at >= _LOOK_AHEAD_EVERY:
-        turns.looked_ahead_at = moments.monotonic()
+    if turns.looks_ahead(_LOOK_AHEAD_EVERY):
         values |= _named(after if turns.ahead is None else max(turns.ahead, after))
         end = connection.execute(_end_of_look(context, 0), values).first()
         ahead = connection.execute(_without_turn(context, 0), values).all()
@@ -264,8 +289,8 @@ def _is_behind_in_ranges(context: TableContext) -> sa.ColumnElement[bool]:
 
 
 @built_once(maxsize=256)
-def _next_places(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
-    return next_places(context.rows, _last(context.rows))
+def _next_places(context: TableContext, *, of_keys: bool) -> sa.Select[*tuple[Any, ...]]:
+    return next_places(context.rows, _last(context.rows), of_keys=of_keys)
 
 
 def _unrouted(context: TableContext, passed: int) -> sa.Select[*tuple[Any, ...]]:

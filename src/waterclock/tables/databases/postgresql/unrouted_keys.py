@@ -17,6 +17,7 @@ from sqlalchemy.sql.elements import Grouping
 
 from waterclock.tables.model.row_conditions import not_acked
 from waterclock.tables.model.schema import MESSAGE_KEY
+from waterclock.time import MAX_NS
 
 BLOCK_BITS = 10
 """So many seqs together (2^10) that a million messages of one key are passed in a thousand steps, and so few that
@@ -74,10 +75,11 @@ def is_behind(rows: sa.FromClause, last: _Place) -> sa.ColumnElement[bool]:
     return sa.tuple_(*_place(rows)) > sa.tuple_(*last)
 
 
-def next_places(rows: sa.Table, last: _Place) -> sa.Select[*tuple[Any, ...]]:
+def next_places(rows: sa.Table, last: _Place, *, of_keys: bool = False) -> sa.Select[*tuple[Any, ...]]:
     """Return the first message of each of the next keys and priorities behind a place, at most ``count``.
 
-    Each step looks the next one up, however many messages it passes.
+    Each step looks the next one up, however many messages it passes. If ``of_keys``, it passes the other priorities of
+    a key.
     """
 
     def first_behind(last: _Place, nth: sa.ColumnElement[int]) -> sa.Select[*tuple[Any, ...]]:
@@ -95,9 +97,9 @@ def next_places(rows: sa.Table, last: _Place) -> sa.Select[*tuple[Any, ...]]:
 
     base = first_behind(last, sa.literal_column("1", sa.Integer)).subquery()
     found = sa.select(base).cte("found", recursive=True)
-    following = first_behind(
-        (found.c.block, found.c.key, found.c.priority), found.c.nth + sa.literal_column("1")
-    ).lateral("following")
+    priority = sa.literal_column(str(MAX_NS), sa.BigInteger) if of_keys else found.c.priority
+    last = found.c.block, found.c.key, priority
+    following = first_behind(last, found.c.nth + sa.literal_column("1")).lateral("following")
     more = sa.select(following).select_from(found.join(following, sa.true()))
     found = found.union_all(more.where(found.c.nth < sa.bindparam("count", type_=sa.Integer)))
     return sa.select(found)
