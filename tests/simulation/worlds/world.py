@@ -538,8 +538,8 @@ class World:
                 self._judge_first(process, delivery, lasts=lasts)
                 self._judge_closed(process, delivery, lasts=lasts)
             for message, holds in self.holds.items():
-                same = message == delivery.id or (self.is_grouped and self._group(message) == delivery.group)
-                for one in holds:
+                for one in holds:  # with its group then, because an operator may have moved it since it was put
+                    same = message == delivery.id or (self.is_grouped and one.delivery.group == delivery.group)
                     if same and lasts and one.process != process and self._is_held(one):
                         self.faults.append(
                             f"{process} got {self.number(delivery.id)} of {delivery.group!r} while {one.process} had"

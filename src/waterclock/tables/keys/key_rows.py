@@ -153,6 +153,11 @@ def _next_turns(
     return LockingSearch(sa.select(*due.c).limit(count))
 
 
+def in_turn(context: TableContext, places: Iterable[Place]) -> list[Place]:
+    """Return the rows of a key in the order in which they get turns; see `_is_next_of_key`."""
+    return sorted(places, reverse=context.sql.is_bounded)
+
+
 def _has_others(context: TableContext) -> sa.ColumnElement[bool]:
     """Return whether a key has rows of other priorities, in a table with one lane."""
     if context.options.fair_by is None:
@@ -163,14 +168,16 @@ def _has_others(context: TableContext) -> sa.ColumnElement[bool]:
 def _is_next_of_key(context: TableContext) -> sa.ColumnElement[bool]:
     """Return whether no other row of the key has an earlier turn.
 
-    So claims that run at the same time do not lock different rows of a key.
+    So claims that run at the same time do not lock different rows of a key. `in_turn` puts first in turn the row that a
+    search of the key meets first, so that a search for the earlier turn of another row ends there.
     """
     if context.options.fair_by is None:
         return sa.true()
     its = message_keys.c
 
     def has_earlier_turn(other: Any) -> sa.ColumnElement[bool]:
-        is_earlier = (other.turn < its.turn) | ((other.turn == its.turn) & (other.level < its.level))
+        is_before = other.level > its.level if context.sql.is_bounded else other.level < its.level
+        is_earlier = (other.turn < its.turn) | ((other.turn == its.turn) & is_before)
         return (other.is_due == sa.literal_column(str(HAS_TURN))) & is_earlier
 
     more = "is_due", "turn"

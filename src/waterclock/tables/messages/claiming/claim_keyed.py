@@ -27,6 +27,7 @@ from waterclock.tables.keys.key_rows import (
     Place,
     first_unacked,
     give_turns,
+    in_turn,
     is_from_low,
     last_turns,
     next_turns,
@@ -236,7 +237,7 @@ class _KeyedClaim:
             if first in served.dealt.unfinished:
                 unfinished |= dict.fromkeys(its, served.dealt.unfinished[first])
             else:  # all rows of the key go behind those of other keys
-                ended += its
+                ended += in_turn(context, its)
         if self._wanted.where is not None:
             ended += short
         paused = served.paused | served.rates.paused([*ended, *unfinished])
