@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from waterclock.connection import Database
 from waterclock.errors import UnavailableError
 from waterclock.tables.consumers.discarding import discard
+from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.work.flow.dispatch_queue import DispatchQueue
 from waterclock.work.flow.fetcher import Fetcher
@@ -46,6 +47,29 @@ def test_messages_of_an_exclusive_group_that_could_not_be_given_back_come_before
     assert order == [("a1", 1), ("a2", 1), ("a3", 1), ("a4", 1)]
 
 
+class OneSlot:
+    """A fetcher with one slot, whose messages are handled when the test says so."""
+
+    def __init__(self, table: MessageTable, subscription: TableSubscription) -> None:
+        self.handled: list[str] = []
+        self.queue, self.counter = DispatchQueue(1), WorkCounts()
+        self._writer = OutcomeWriter(self.queue, self.counter)
+        self._caller = Caller(self.queue, self.counter, None, None, lambda: None)
+        handlers = Handlers(lambda delivery: self.handled.append(delivery.payload))
+        self.fetcher = Fetcher(table, handlers, subscription, self.queue, self._writer.put, self.counter, Mock())
+
+    def look_at_first(self) -> None:
+        """Check whether the first message is still ours, as after a long wait."""
+        lane = next(iter(self.queue._groups.values()))
+        discard([lane.waiting[0].delivery], extended=True)
+
+    def handle_all(self) -> None:
+        while one := self.queue.next_now():
+            self._caller.call(one)
+            self._writer._record(one.fetcher, ended := self._writer._next())
+            self.queue.recorded([each[0] for each in ended])
+
+
 @pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
 def test_messages_behind_a_lost_one_are_not_handled_before_it(
     make_table: Callable[..., MessageTable], database: Database, groups: str
@@ -53,27 +77,36 @@ def test_messages_behind_a_lost_one_are_not_handled_before_it(
     table = make_table(groups=groups, ack_wait="1h")
     table.put_many([{"payload": f"a{number}", "group": "a"} for number in range(3)])
     rows = table.context.rows
-    queue, counter, handled = DispatchQueue(1), WorkCounts(), list[str]()
-    writer = OutcomeWriter(queue, counter)
-    caller = Caller(queue, counter, None, None, lambda: None)
-    handlers = Handlers(lambda delivery: handled.append(delivery.payload))
-
-    def handle_all() -> None:
-        while one := queue.next_now():
-            caller.call(one)
-            writer._record(one.fetcher, ended := writer._next())
-            queue.recorded([each[0] for each in ended])
-
     with table.subscribe(consumer="x") as subscription:
-        fetcher = Fetcher(table, handlers, subscription, queue, writer.put, counter, Mock())
-        assert fetcher._take(3)
+        worker = OneSlot(table, subscription)
+        assert worker.fetcher._take(3)
         with database.begin() as connection:
             connection.execute(sa.update(rows).where(rows.c.id == 1).values(claim_id=None))
-        lane = next(iter(queue._groups.values()))
-        discard([lane.waiting[0].delivery], extended=True)
-        handle_all()
-        assert (handled, counter.now().lost) == ([], 1)
+        worker.look_at_first()
+        worker.handle_all()
+        assert (worker.handled, worker.counter.now().lost) == ([], 1)
         table.retry([1])
-        assert fetcher._take(3)
-        handle_all()
-    assert handled == ["a0", "a1", "a2"]
+        assert worker.fetcher._take(3)
+        worker.handle_all()
+    assert worker.handled == ["a0", "a1", "a2"]
+
+
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+def test_a_lost_message_that_is_still_leased_goes_back_with_those_behind_it(
+    make_table: Callable[..., MessageTable], database: Database, groups: str
+) -> None:
+    table = make_table(groups=groups, ack_wait="1h", ack_order="lenient")
+    table.put_many([{"payload": f"a{number}", "group": "a"} for number in range(3)])
+    rows = table.context.rows
+    with table.subscribe(consumer="x") as subscription:
+        worker = OneSlot(table, subscription)
+        assert worker.fetcher._take(3)
+        with database.begin() as connection:  # its lease ends earlier than the worker knows
+            shorter = rows.c.time_next - 1_000_000_000
+            connection.execute(sa.update(rows).where(rows.c.id == 1).values(time_next=shorter))
+        worker.look_at_first()
+        worker.handle_all()
+        assert (worker.handled, worker.counter.now().lost) == ([], 1)
+        assert worker.fetcher._take(3)
+        worker.handle_all()
+    assert worker.handled == ["a0", "a1", "a2"]

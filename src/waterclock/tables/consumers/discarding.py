@@ -36,6 +36,16 @@ def blocks_group(dropped: Delivery) -> bool:
     return dropped.leased.position is not None and bool(_unacked([dropped]))
 
 
+def return_lost(delivery: Delivery) -> None:
+    """Return a lost message and those behind it in its group to the table, if its claim still has it.
+
+    Plain SQL may have shortened its lease. Until the lease ends, the owner of an exclusive group would get the messages
+    behind it. As after the end of a lease, its attempt counts.
+    """
+    context = delivery.context
+    acking.run(context, lambda own: acking.back_off(context, own, delivery.leased, 0, None))
+
+
 def give_back_groups(dropped: Iterable[Delivery], waiting: Iterable[Delivery]) -> tuple[set[Delivery], set[Leased]]:
     """Return dropped messages of groups to the table, in their order, unless they are acked, and those behind them.
 

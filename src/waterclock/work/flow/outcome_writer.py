@@ -19,6 +19,7 @@ from waterclock.errors import (
     UnavailableError,
     WaterclockError,
 )
+from waterclock.tables.consumers.discarding import return_lost
 from waterclock.tables.messages.finishing.dead_letters import dies_when_given_back
 from waterclock.time import format_duration
 from waterclock.work.flow.dispatch_queue import DispatchQueue, Handling, MessageOrigin
@@ -163,6 +164,8 @@ class OutcomeWriter:
             return
         options = delivery.context.options
         if outcome.verb in ("skip", "skip_group"):
+            if outcome.verb == "skip_group":
+                return_lost(delivery)
             self._counter.note("lost", delivery)
             return
         if outcome.verb == "give_back":
