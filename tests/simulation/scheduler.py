@@ -257,6 +257,14 @@ class Scheduler(Moments):
             self._sleep("lock", left, lambda: not lock.locked())
         return True
 
+    @contextmanager
+    def holding(self, lock: threading.Lock) -> Generator[None]:
+        self.acquire(lock, -1)
+        try:
+            yield
+        finally:
+            lock.release()
+
     def poll(self, descriptors: Collection[int], seconds: float) -> set[int]:
         # A socket's bytes come when the machine likes, so only pipes of this process count.
         pipes = [one for one in descriptors if stat.S_ISFIFO(os.fstat(one).st_mode)]

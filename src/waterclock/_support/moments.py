@@ -10,7 +10,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Collection, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 _SECOND = 1_000_000_000
 
@@ -32,6 +32,13 @@ class Moments:
     def acquire(self, lock: threading.Lock, seconds: float) -> bool:
         """Wait for a lock, at most so long, -1: forever; return whether this thread has it."""
         return lock.acquire(timeout=seconds)
+
+    def holding(self, lock: threading.Lock) -> AbstractContextManager[object]:
+        """Return a context manager that holds a lock: the lock itself, because only it is safe from signal handlers.
+
+        If a handler raises an exception between the calls of a longer one, the lock stays locked.
+        """
+        return lock
 
     def poll(self, descriptors: Collection[int], seconds: float) -> set[int]:
         """Wait until one of the descriptors is readable, at most so long; return the readable ones."""
@@ -93,14 +100,9 @@ def acquire(lock: threading.Lock, seconds: float = -1) -> bool:
     return _moments.acquire(lock, seconds)
 
 
-@contextmanager
-def holding(lock: threading.Lock) -> Generator[None]:
+def holding(lock: threading.Lock) -> AbstractContextManager[object]:
     """Hold a lock whose holder may query a database, so that the wait for it may be long."""
-    _moments.acquire(lock, -1)
-    try:
-        yield
-    finally:
-        lock.release()
+    return _moments.holding(lock)
 
 
 def poll(descriptors: Collection[int], seconds: float) -> set[int]:

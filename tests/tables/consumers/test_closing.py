@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import dis
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.tables.grouped import lease_until, put
 from tests.tables.kinds import KINDS
 
 from waterclock.connection import Database
+from waterclock.database.schema.table_catalogue import heartbeats
 from waterclock.tables.consumers import subscription
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.idling import IdleConsumers
 from waterclock.tables.consumers.subscription import TableSubscription
+from waterclock.tables.databases.postgresql.listening_connection import ListeningConnection
+from waterclock.tables.databases.sqlite.waking import SqliteChanges
 from waterclock.tables.message_table import MessageTable
+from waterclock.tables.messages.rows.process_heartbeat import Lately, ProcessHeartbeat
 
 Consume = Callable[[TableSubscription], Sequence[Delivery]]
 WAYS: dict[str, Consume] = {"iterating": list, "taking": lambda deliveries: deliveries.take(10)}
@@ -153,3 +162,125 @@ def test_a_handler_may_close_its_subscription(
     assert received == ["a1"]
     assert lease_until(database, "x") is None
     assert [one.payload for one in table.receive(10, consumer="y")] == ["a2", "a3"]
+
+
+def ends(call: Callable[[], object]) -> bool:
+    """Call a function in another thread; return whether it returns."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
+
+
+class Interrupted(BaseException):
+    """Raised by a signal handler."""
+
+
+def before(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, handler: Callable[[], object]) -> None:
+    """Run a signal handler once, before a method."""
+    method, handlers = getattr(owner, name), [handler]
+
+    def interrupted(*given: Any, **named: Any) -> Any:
+        while handlers:
+            handlers.pop()()
+        return method(*given, **named)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("by", ["subscribe", "close"])
+def test_a_signal_handler_may_close_a_subscription_while_its_thread_opens_or_closes_another_one(
+    make_table: Callable[..., MessageTable], database: Database, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    table = make_table()
+    deliveries = table.subscribe(consumer="x")
+    other = table.subscribe(consumer="y")
+    before(monkeypatch, ProcessHeartbeat, "_write", deliveries.close)
+    assert ends(other.close if by == "close" else lambda: table.subscribe(consumer="z").close())
+    other.close()
+    assert table.stats().subscribers == 0
+    with database.backend.snapshot() as connection:
+        assert connection.execute(sa.select(heartbeats.c.subscribers)).all() == []
+
+
+@pytest.mark.parametrize(
+    ("database_url", "owner", "name"),
+    [
+        ("sqlite", Lately, "note"),
+        ("sqlite", IdleConsumers, "_forget"),
+        ("sqlite", SqliteChanges, "_changed"),
+        ("postgresql", ListeningConnection, "_try_to_arm"),
+        ("postgresql", ListeningConnection, "_run"),
+    ],
+    indirect=["database_url"],
+)
+def test_a_signal_handler_may_close_a_subscription_that_waits_or_counts(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    table = make_table()
+    table.put("a1")
+    deliveries = table.subscribe(consumer="x")
+    received: list[str] = []
+
+    def consume() -> None:
+        before(monkeypatch, owner, name, deliveries.close)
+        for delivery in deliveries:
+            received.append(delivery.payload)
+            delivery.ack()
+
+    assert ends(consume)
+    assert received + [one.payload for one in table.receive(10, consumer="y")] == ["a1"]
+
+
+def runs_signal_handlers(code: CodeType, at: int) -> bool:
+    """Return whether the interpreter runs signal handlers here: at the beginning of a function, and after a call."""
+    if code.co_code[at] == dis.opmap["RESUME"]:
+        return True
+    before = at - 2
+    while before > 0 and code.co_code[before] == dis.opmap["CACHE"]:
+        before -= 2
+    return code.co_code[before] == dis.opmap["CALL"]
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_subscription_works_after_a_signal_handler_raised_an_exception_at_any_point(
+    make_table: Callable[..., MessageTable],
+) -> None:
+    table = make_table()
+    names = {"_in_use", "holding", "acquire", "__enter__", "__exit__"}
+    files = ("subscription.py", "moments.py", "contextlib.py")
+    deliveries = table.subscribe(consumer="x")
+
+    def poll_interrupted(after: int) -> bool:
+        left = after
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            code = frame.f_code
+            if event == "call":
+                frame.f_trace_opcodes = True
+                return trace if code.co_name in names and code.co_filename.endswith(files) else None
+            left -= event == "opcode" and runs_signal_handlers(code, frame.f_lasti)
+            if left == 0:
+                sys.settrace(None)
+                raise Interrupted
+            return trace
+
+        tracing = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            deliveries.poll()
+        except Interrupted:
+            return True
+        finally:
+            sys.settrace(tracing)
+        return False
+
+    def poll_until_not_interrupted() -> None:
+        after = 1
+        while poll_interrupted(after):
+            after += 1
+        assert after > 10
+
+    assert ends(poll_until_not_interrupted)
+    assert ends(deliveries.close)

@@ -40,7 +40,7 @@ class WriterQueue:
 
     def __init__(self, file: Path) -> None:
         self._path = file.with_name(f"{file.name}-turn")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may write while its thread holds it
         self._is_taken = False
         self._waiting: deque[threading.Lock] = deque()
         self._file: int | None = None
@@ -49,7 +49,7 @@ class WriterQueue:
 
     def begin_anew(self) -> None:
         """Forget the waiting threads: after a fork they do not exist in this process."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may write while its thread holds it
         self._is_taken = False
         self._waiting = deque()
         self._file, self._look_at = None, -math.inf  # already closed, with those of other turns
@@ -171,7 +171,7 @@ class _Wait:
 
     def __init__(self, file: int) -> None:
         self._file = file
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may write while its thread holds it
         self._has_it = threading.Event()
         self._is_given_up = False
         threading.Thread(target=self._wait, name="turn", daemon=True).start()

@@ -51,7 +51,7 @@ class IdleConsumers:
     """The consumers of a process that wait for the same messages. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close a consumer while its thread holds it
         self._leader: Sleeper | None = None
         self._seen_at = 0.0
         self.purged_at = -math.inf  # when one of them last began to purge the table, in seconds of the monotonic clock

@@ -183,13 +183,15 @@ class TableSubscription(Closing):
     @contextmanager
     def _in_use(self) -> Generator[None]:
         """Keep `close` from leaving during the block. If it stopped waiting for the block, leave at the end."""
-        moments.acquire(self._using)
-        self._user = threading.get_ident()
+        me = threading.get_ident()
         try:
-            yield
+            with moments.holding(self._using):
+                self._user = me  # directly after the lock, so that no signal handler runs in between
+                try:
+                    yield
+                finally:
+                    self._user = None
         finally:
-            self._user = None
-            self._using.release()
             if self._leaves_late:
                 self._leave_late()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from contextlib import suppress
 from typing import Protocol
 
@@ -19,18 +18,18 @@ class Stop:
     """A flag like `threading.Event` that also ends a wait for a socket. A signal handler may set it."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._is_set = False  # no threading.Event, whose lock a signal handler could wait for forever
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         os.set_blocking(self._reader, False)
 
     def set(self) -> None:
         """Set the flag, and end the waits."""
-        self._event.set()
+        self._is_set = True
         self.nudge()
 
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self._is_set
 
     @property
     def descriptor(self) -> int:
@@ -51,7 +50,7 @@ class Stop:
 
     def wait_for(self, seconds: float, *descriptors: int) -> set[int]:
         """Wait like `wait`, and return the readable descriptors; an additional one represents the flag."""
-        if self._event.is_set():
+        if self._is_set:
             return {self._reader}
         ready = moments.poll((self._reader, *descriptors), seconds)
         if self._reader in ready:

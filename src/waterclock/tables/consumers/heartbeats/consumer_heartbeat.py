@@ -111,7 +111,10 @@ class ConsumerHeartbeat:
         self._closed = True
         # Wait for a running renewal, which could otherwise follow. On SQLite it may itself wait for the caller, whose
         # transaction ends only after this; renewing a consumer that has left changes nothing.
-        if moments.acquire(self._living.beating, PATIENCE if context.sql.one_writer else -1):
+        if not context.sql.one_writer:
+            with moments.holding(self._living.beating):
+                pass
+        elif moments.acquire(self._living.beating, PATIENCE):
             self._living.beating.release()
         with leaving(context, self.name):
             while not context.backend.transact(lambda own: consumers.leave(context, own, self.name)):

@@ -58,7 +58,8 @@ class ListeningConnection:
 
     def __init__(self) -> None:
         self.process = os.getpid()  # the owning process: a forked process must not use its parent's connection
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._is_asking = False  # whether a query runs, whose thread a signal handler may have interrupted
         self._connection: Any = None
         self._tables: dict[str, _Table] = {}
         self._sleeping: dict[Listener, None] = {}
@@ -192,6 +193,8 @@ class ListeningConnection:
     def leave(self, backend: Backend, name: str, one: Listener) -> None:
         """Stop listening for a consumer that is closed; the connection stays open for others."""
         with self._lock:
+            if self._is_asking:  # by this thread, which a signal handler interrupted; `one` leaves when it is collected
+                return
             self._hide(name, one)
             table = self._tables.get(name)
             if table is None:
@@ -232,12 +235,16 @@ class ListeningConnection:
         return self._run(question, values).fetchone()[0]
 
     def _run(self, statement: str, values: Sequence[Any] | None = None) -> Any:
-        with at_most(_PATIENCE):
-            lent(self._connection, _PATIENCE)
-            try:
-                answer = self._connection.execute(statement, values)
-            finally:
-                returned(self._connection)
+        self._is_asking = True
+        try:
+            with at_most(_PATIENCE):
+                lent(self._connection, _PATIENCE)
+                try:
+                    answer = self._connection.execute(statement, values)
+                finally:
+                    returned(self._connection)
+        finally:
+            self._is_asking = False
         self._answered_at = moments.monotonic()
         return answer
 

@@ -38,7 +38,8 @@ class SqliteChanges:
         self._backend = backend
         self._connection: Any = None
         self._opened = 0
-        self._looking = threading.Lock()
+        self._looking = threading.RLock()
+        self._is_looking = False  # whether a query runs, whose thread a signal handler may have interrupted
         self._log = LogWatch.of(backend.url.database)
         prepare_for_forks(self)  # first, since a child that is forked while this connects would wait forever
         self._seen = self._version()
@@ -75,7 +76,8 @@ class SqliteChanges:
         if self._log is not None:
             self._log.close()
         with self._looking:
-            self._close()
+            if not self._is_looking:  # otherwise the connection is closed when it is collected
+                self._close()
 
     def before_fork(self) -> None:
         """Close the connection, and keep the polling thread from reopening it until the fork is over."""
@@ -85,7 +87,7 @@ class SqliteChanges:
     def after_fork(self, *, in_child: bool) -> None:
         """Reopen the connection at the next read."""
         if in_child:
-            self._looking = threading.Lock()
+            self._looking = threading.RLock()
         else:
             self._looking.release()
 
@@ -110,11 +112,14 @@ class SqliteChanges:
             if self._connection is None:
                 self._connection = self._backend.driver_connection("watch")
                 self._opened += 1
+            self._is_looking = True
             try:
                 ((version,),) = self._connection.execute("PRAGMA data_version").fetchall()
             except sqlite3.Error:
                 with self._backend.translated("watch"):
                     raise
+            finally:
+                self._is_looking = False
             return self._opened, version
 
 

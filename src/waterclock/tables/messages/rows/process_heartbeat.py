@@ -116,8 +116,10 @@ class ProcessHeartbeat:
         # Weak reference, because the cache of a database must not keep it alive.
         self._backend = ref(context.backend)
         self._table_id = context.table_id
-        self._counting = threading.Lock()
+        self._counting = threading.RLock()  # a signal handler may close a subscription while its thread holds it
         self._writing = threading.Lock()
+        self._writer: int | None = None  # the thread that writes
+        self._is_outdated = False  # whether a subscription was closed by a signal handler during the write
         self._subscriptions: WeakSet[OpenSubscription] = WeakSet()
         self._failing = WeakKeyDictionary[OpenSubscription, str]()
         self._handlers = WeakKeyDictionary[OpenSubscription, Callable[[], Sequence[RunningHandler]]]()
@@ -194,23 +196,37 @@ class ProcessHeartbeat:
 
         If the database forbids it, it is retried after `ASK_AGAIN`.
         """
-        backend = self._backend()
+        me = threading.get_ident()
+        if self._writer == me:  # a signal handler interrupted a write of this thread, which it cannot wait for
+            self._is_outdated = True
+            return
         with moments.holding(self._writing):
-            now = moments.monotonic_ns()
-            self.beat_at = max(now + BEAT_EVERY, self._forbidden_until)
-            own = self.now()
-            is_active = bool(own.subscribers or own.sent)
-            if backend is None or now < self._forbidden_until or not (is_active or self._has_row):
-                return
+            self._writer = me  # directly after the lock, so that no signal handler runs in between
             try:
-                with at_most(patience + _PATIENCE), backend.patience(patience):
-                    backend.transact(lambda one: self._write(one, backend.now(one), own), indexed=True)
-            except WaterclockError as error:
-                if isinstance(error, ForbiddenError):
-                    self.beat_at = self._forbidden_until = now + int(ASK_AGAIN * _SECOND)
-                _log.info("cannot write this process's heartbeat: %s", error)
-            else:
-                self._has_row = is_active
+                self._write_row(patience)
+                if self._is_outdated:
+                    self._is_outdated = False
+                    self._write_row(patience)
+            finally:
+                self._writer = None
+
+    def _write_row(self, patience: float) -> None:
+        backend = self._backend()
+        now = moments.monotonic_ns()
+        self.beat_at = max(now + BEAT_EVERY, self._forbidden_until)
+        own = self.now()
+        is_active = bool(own.subscribers or own.sent)
+        if backend is None or now < self._forbidden_until or not (is_active or self._has_row):
+            return
+        try:
+            with at_most(patience + _PATIENCE), backend.patience(patience):
+                backend.transact(lambda one: self._write(one, backend.now(one), own), indexed=True)
+        except WaterclockError as error:
+            if isinstance(error, ForbiddenError):
+                self.beat_at = self._forbidden_until = now + int(ASK_AGAIN * _SECOND)
+            _log.info("cannot write this process's heartbeat: %s", error)
+        else:
+            self._has_row = is_active
 
     def _write(self, connection: SqlConnection, now: int, own: Activity) -> None:
         mine = {"mine": self._table_id, "own": self.session}
