@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,7 +13,9 @@ from tests.tables.grouped import put
 from waterclock.connection import Database
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
+from waterclock.tables.consumers import subscription
 from waterclock.tables.consumers.delivery import Delivery
+from waterclock.tables.consumers.discarding import give_back_groups
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.finishing.extending import extend_all
@@ -81,6 +84,30 @@ def test_messages_behind_one_whose_lease_a_lock_kept_from_being_extended_wait_fo
             put(table, "c1")
             assert acked(deliveries, 1) == ["c1"]
         assert acked(deliveries, 2) == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_other_messages_do_not_wait_for_a_lost_one_that_is_locked(
+    table: MessageTable, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.put_many([{"payload": str(number), "group": str(number)} for number in range(50)])
+    rows = table.context.rows
+    attempts: list[object] = []
+
+    def attempt(*given: Any) -> Any:
+        attempts.append(given)
+        return give_back_groups(*given)
+
+    monkeypatch.setattr(subscription, "give_back_groups", attempt)
+    with table.subscribe(consumer="x", limit=50) as deliveries, database.backend.engine.begin() as other:
+        first = handed_out(deliveries)
+        second = deliveries._waiting[0]
+        other.execute(sa.select(rows).where(rows.c.id == second.id).with_for_update())
+        second.lost = True
+        others = {handed_out(deliveries).id for _ in range(48)}
+        assert len(others) == 48
+        assert others.isdisjoint({first.id, second.id})
+    assert 1 <= len(attempts) < 10  # each takes two transactions
 
 
 def test_messages_behind_one_whose_lease_ends_during_a_heartbeat_wait_for_it(

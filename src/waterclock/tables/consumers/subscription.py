@@ -55,6 +55,10 @@ _MOST = 1024  # messages in one claim; halved after each claim that the database
 _IN_VAIN_EVERY = 1.0  # s until an idle consumer claims again after a claim of due messages returned none
 _CLAIMS_EVERY = 10.0  # s without any change
 _FULL_FOR = 0.05  # s after which a full subscription checks whether some of its messages are finished
+_DROP_EVERY = 0.05
+"""Seconds between attempts to drop messages that another transaction has locked, while others are handed out: each
+attempt takes two transactions."""
+
 _CLAIM_ENDS_WITHIN = 5.0
 """Seconds that `close` waits for a claim of another thread. The claim may wait for a lock of the closing thread's own
 transaction, or call back into code that waits for the closing thread."""
@@ -115,6 +119,7 @@ class TableSubscription(Closing):
         self._leaves_late = False  # whether that thread has to leave, because `close` could not wait for it
         self._has_left = False
         self._in_vain = 0
+        self._drop_at = -math.inf  # when to drop messages again, in seconds of the monotonic clock
         self._changed = True  # whether something has changed, or become due, since the last claim
         self._claimed_at = -math.inf
         self._most = _MOST
@@ -508,8 +513,16 @@ class TableSubscription(Closing):
         """
         if self._waiting and self._may_begin(self._waiting[0], now):
             return self._waiting.popleft()
+        if moments.monotonic() < self._drop_at and (following := self._take_behind(set(), now)) is not None:
+            return following
         over = [one for one in self._waiting if not self._may_begin(one, now)]
         held = self._drop(context, over, now) if over else set[str | None]()
+        if self._waiting and not self._may_begin(self._waiting[0], now):
+            self._drop_at = moments.monotonic() + _DROP_EVERY
+        return self._take_behind(held, now)
+
+    def _take_behind(self, held: set[str | None], now: int) -> Delivery | None:
+        """Return the first waiting delivery that is still ours, and in none of the groups that are held."""
         for one in self._waiting:
             in_group = one.leased.position is not None
             if in_group and one.group in held:
