@@ -16,10 +16,10 @@ from waterclock.database.driver_fast_path import execute_all
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
-from waterclock.tables.keys import turn_lanes
+from waterclock.tables.keys import turn_tiers
 from waterclock.tables.keys.key_limits import counting, free_places, in_flight, trusted
 from waterclock.tables.keys.key_rows import KeyState, _first_due, give_turns, last_turns, put_off
-from waterclock.tables.keys.turn_lanes import ASLEEP, HAS_TURN, PACED, lows_of
+from waterclock.tables.keys.turn_tiers import ASLEEP, HAS_TURN, PACED, lows_of
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_keys, bounded_rows
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
@@ -154,7 +154,7 @@ def test_the_highest_priority_goes_first_even_if_no_bound_of_it_is_known(by_prio
 def test_more_priorities_than_have_bounds_are_served(
     by_priority: MessageTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_lanes, "MOST_KNOWN", 2)
+    monkeypatch.setattr(turn_tiers, "MOST_KNOWN", 2)
     for priority in range(5):
         by_priority.put(str(priority), group="a", priority=priority)
         by_priority.put(str(priority), group="a", priority=priority)
@@ -249,7 +249,7 @@ def slots(database: Database) -> list[int | None]:
 
 @pytest.fixture
 def by_priority(make_table: Callable[..., MessageTable]) -> MessageTable:
-    """Make a table in which each priority has a lane, whose bounds have passed the turns of some keys."""
+    """Make a table in which each priority has a tier, whose bounds have passed the turns of some keys."""
     table = make_table(limit={"group": 1000}, payload="text")
     table.ack(pass_through(table))
     let_bounds_advance(table)
@@ -470,13 +470,13 @@ def test_a_count_from_a_bound_that_another_thread_forgot_is_repeated(limited: Me
         assert free_places(limited.context, ["a"], again, 1).free == {"a": 0}
 
 
-def test_a_claim_searches_only_lanes_that_have_turns(by_priority: MessageTable, database: Database) -> None:
+def test_a_claim_searches_only_tiers_that_have_turns(by_priority: MessageTable, database: Database) -> None:
     by_priority.put_many([{"payload": "x", "group": "a"}] * 2)
     with statements_of(database.backend, "waterclock_message_keys") as seen:
         assert len(by_priority.receive(1)) == 1
     [search] = [text for text, values in seen if "seen_turn" in text]
-    assert "lane <" not in search
-    assert "lane >" in search  # only from the lane on at which the claim begins
+    assert "tier <" not in search
+    assert "tier >" in search  # only from the tier on at which the claim begins
     assert " OR unlocked" not in search
 
 

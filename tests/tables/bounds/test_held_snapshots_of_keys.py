@@ -15,7 +15,7 @@ from tests.tables.plans import buffers
 from waterclock.connection import Database
 from waterclock.tables.keys.key_limits import in_flight
 from waterclock.tables.keys.key_rows import KeyState, give_turns, put_off
-from waterclock.tables.keys.turn_lanes import ASLEEP
+from waterclock.tables.keys.turn_tiers import ASLEEP
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import bounded_rows
 from waterclock.tables.messages.upkeep.reconcile import heal

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.keys.turn_lanes import ASLEEP, ENDED, HAS_TURN, PACED
+from waterclock.tables.keys.turn_tiers import ASLEEP, ENDED, HAS_TURN, PACED
 from waterclock.tables.model.schema import MESSAGE_KEY
 
 _COLUMNS = "seq", "time_next", "priority", "claim_id", MESSAGE_KEY
@@ -57,10 +57,10 @@ def _behind_bounds(context: TableContext, keys: Sequence[Any]) -> Iterator[str]:
     """Yield the rows that searches of this process do not find."""
     if not context.sql.is_bounded:
         return
-    turns = {lane: bound.value for lane, bound in context.reached.groups.of_unassigned().items()}
+    turns = {tier: bound.value for tier, bound in context.reached.groups.of_unassigned().items()}
     ends = {state: bound.value for state, bound in context.reached.sleeping.of_unassigned().items()}
     for row in keys:
-        if row.is_due == HAS_TURN and row.turn < turns.get(row.lane, row.turn):
-            yield f"a turn is behind the bound {turns[row.lane]}: {row}"
+        if row.is_due == HAS_TURN and row.turn < turns.get(row.tier, row.turn):
+            yield f"a turn is behind the bound {turns[row.tier]}: {row}"
         if row.is_due in (ASLEEP, PACED) and row.due_at < ends[row.is_due]:
             yield f"a key wakes behind the bound {ends[row.is_due]}: {row}"

@@ -92,7 +92,7 @@ def test_a_claim_passes_neither_keys_of_its_table_that_wait_behind_its_own_nor_t
     table.put_many([{"payload": "x", "group": "first"}, {"payload": "y", "group": "second"}])
     assert len(table.receive(1)) == 1
     waiting = (
-        "INSERT INTO waterclock_message_keys (table_id, message_key, level, lane, is_due, due_at, first_at, gap_from,"
+        "INSERT INTO waterclock_message_keys (table_id, message_key, level, tier, is_due, due_at, first_at, gap_from,"
         " gap_to, turn) SELECT :table, 'k' || nth, 0, 0, 1, 0, 0, 0, 0, :turn + nth"
         " FROM generate_series(1, 5000) AS nth"
     )

@@ -242,7 +242,7 @@ def test_claims_at_the_same_time_do_not_take_rows_of_one_key_from_each_other(
     for priority in (0, 5, 9):
         _put(fair, "a0", "b0", priority=priority)
     assert len(fair.receive(2)) == 2
-    find = partial(next_turns, fair.context, count=1, lane=0, where=None, others=True)
+    find = partial(next_turns, fair.context, count=1, tier=0, where=None, others=True)
     with database.backend.engine.connect() as one, database.backend.engine.connect() as another:
         [(key, _)], [(other, _)] = find(one), find(another)
         assert {key, other} == {"a", "b"}
@@ -255,7 +255,7 @@ def test_a_claim_of_one_passes_all_keys_that_a_stopped_claim_has_locked(fair: Me
     fair.put_many([{"payload": "x", "customer": f"k{number:02}"} for number in range(60)])
     fair.give_back(fair.receive(60))
     assert len(fair.receive(1)) == 1  # all keys have turns
-    find = partial(next_turns, fair.context, count=50, lane=0, where=None, others=True)
+    find = partial(next_turns, fair.context, count=50, tier=0, where=None, others=True)
     with database.backend.engine.connect() as stopped:
         assert len(find(stopped)) == 50
         assert [len(fair.receive(1)) for _ in range(2)] == [1, 1]

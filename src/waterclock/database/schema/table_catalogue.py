@@ -210,9 +210,9 @@ message_keys = sa.Table(
         doc="The negated priority of the messages.",
     ),
     required(
-        "lane",
+        "tier",
         BigInt,
-        doc="Keys in a lower lane have their turns first. 0 with `fair_by`, otherwise `level`, so that the highest"
+        doc="Keys in a lower tier have their turns first. 0 with `fair_by`, otherwise `level`, so that the highest"
         " priority comes first.",
     ),
     required(
@@ -264,12 +264,12 @@ message_keys = sa.Table(
     # index as good as the key, and would read all rows of the table for one.
     # Each of some rows: a planner that believes there are few would take either index for both searches.
     sa.Index(
-        "waterclock_message_keys_turn_idx", "is_due", "table_id", "lane", "turn", sqlite_where=sa.text("is_due = 1")
+        "waterclock_message_keys_turn_idx", "is_due", "table_id", "tier", "turn", sqlite_where=sa.text("is_due = 1")
     ).ddl_if(callable_=_is_not_postgresql),
     # PostgreSQL drops conditions that follow from that of the index. With is_due as the first column, it would search
     # from no place on, and so read the whole index. For a key, it uses no index with this condition.
     sa.Index(
-        "waterclock_message_keys_next_idx", "table_id", "lane", "turn", postgresql_where=sa.text("is_due = 1")
+        "waterclock_message_keys_next_idx", "table_id", "tier", "turn", postgresql_where=sa.text("is_due = 1")
     ).ddl_if(dialect="postgresql"),
     sa.Index(
         "waterclock_message_keys_due_idx",

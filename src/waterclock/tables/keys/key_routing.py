@@ -35,7 +35,7 @@ from waterclock.tables.keys.key_rows import (
     set_times,
     state_of,
 )
-from waterclock.tables.keys.turn_lanes import ASLEEP, HAS_TURN, PACED, lane_of, learn_lanes, lows_of
+from waterclock.tables.keys.turn_tiers import ASLEEP, HAS_TURN, PACED, learn_tiers, lows_of, tier_of
 from waterclock.tables.model.claims.turns import Behind
 from waterclock.tables.model.row_conditions import not_acked
 from waterclock.tables.model.schema import MESSAGE_KEY, SEQ_INDEX
@@ -196,7 +196,7 @@ def _route(
         return False
     exist, locked = known(context, connection, {key for key, _ in new})
     if context.sql.begins_at_constants:  # a claim searches only known levels
-        learn_lanes(context, {lane_of(context, level) for _, level in new})
+        learn_tiers(context, {tier_of(context, level) for _, level in new})
     missing = {place: its for place, its in seqs.items() if place not in exist}
     added = sorted(chain.from_iterable(missing.values()))
     add(context, connection, added, {level for _, level in missing}, are_locked=are_locked)

@@ -1,6 +1,6 @@
 """Maintains a row in the catalogue for each key, which shows whether the key is due, and when its turn comes.
 
-A row stands for the messages of one key and one priority. It waits for its turn in a lane (`lane_of`), or sleeps. It
+A row stands for the messages of one key and one priority. It waits for its turn in a tier (`tier_of`), or sleeps. It
 sleeps until its first routed, unacked message may be due, or until the rate of its key allows another message. Claims
 maintain the rows: they postpone a row to the due time of its first message, and delete a row that has no messages and
 whose rate is not in use. On PostgreSQL, such a row stays for some minutes (`TableDialect.keeps_ended`).
@@ -35,7 +35,7 @@ from waterclock.tables.groups.settled_values import written_at
 from waterclock.tables.keys.execute_together import Search, execute_together
 from waterclock.tables.keys.key_limits import has_claimable, leased_from
 from waterclock.tables.keys.locking_search import LockingSearch, lock_found, locking_search
-from waterclock.tables.keys.turn_lanes import (
+from waterclock.tables.keys.turn_tiers import (
     ASLEEP,
     ENDED,
     HAS_TURN,
@@ -43,11 +43,11 @@ from waterclock.tables.keys.turn_lanes import (
     first_of,
     has_turn,
     is_in,
-    lane_of,
     lows_of,
     searched,
     sleeps,
     some_in_turn,
+    tier_of,
 )
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.tables.model.row_conditions import not_acked
@@ -106,21 +106,21 @@ def next_turns(
     context: TableContext,
     connection: SqlConnection,
     count: int,
-    lane: int,
+    tier: int,
     where: sa.ColumnElement[bool] | None,
     *,
     others: bool,
 ) -> dict[Place, Any]:
-    """Lock the next keys, of the lowest lane first, that are not full.
+    """Lock the next keys, of the lowest tier first, that are not full.
 
-    Return their rows in the order of their turns, with ``lane``, ``had`` and those of `state_of`. In a table with
+    Return their rows in the order of their turns, with ``tier``, ``had`` and those of `state_of`. In a table with
     ``fair_by``, ``has_others`` says whether the key has rows of other priorities.
 
-    Only keys count of this ``lane`` or a higher one, and with a due message that meets the condition ``where``.
+    Only keys count of this ``tier`` or a higher one, and with a due message that meets the condition ``where``.
     ``others`` is as in `searched`.
     """
     lows = lows_of(context)
-    values = {"count": count, "from": lane, **lows.values, **leased_from(context)}
+    values = {"count": count, "from": tier, **lows.values, **leased_from(context)}
     rows = lock_found(connection, [_next_turns(context, where, lows.known, others=others)], values)
     return {(row.message_key, row.level): row for row in rows}
 
@@ -136,17 +136,17 @@ def _next_turns(
         due = rows.c.time_next >= message_keys.c.first_at, rows.c.time_next <= context.backend.now_sql()
         chosen = sa.exists().where(*its, *due, where)
     its = message_keys.c
-    found = sa.select(key, its.level, its.lane, its.had, *_of_state(), _has_others(context).label("has_others"))
+    found = sa.select(key, its.level, its.tier, its.had, *_of_state(), _has_others(context).label("has_others"))
     found = found.where(has_claimable(context, key, its.level), chosen)
     if where is None:  # the first row of a key may have no message that meets a condition
         found = found.where(_is_next_of_key(context))
-    found = found.where(its.lane >= sa.bindparam("from", type_=sa.BigInteger))
+    found = found.where(its.tier >= sa.bindparam("from", type_=sa.BigInteger))
     found = found.where(has_turn(context))
     if not context.sql.is_bounded:
         found = found.where(*searched(context, known, others=others))
-        return locking_search(context, found, its.lane, its.turn, index="turn")
+        return locking_search(context, found, its.tier, its.turn, index="turn")
     count = sa.bindparam("count", type_=sa.Integer)
-    found = found.order_by(its.lane, its.turn).limit(count).with_for_update(skip_locked=True)
+    found = found.order_by(its.tier, its.turn).limit(count).with_for_update(skip_locked=True)
     # The server runs one after the other, until it has enough rows.
     ranges = (found.where(one).subquery() for one in searched(context, known))
     due = sa.union_all(*(sa.select(*each.c) for each in ranges)).subquery("due")
@@ -159,7 +159,7 @@ def in_turn(context: TableContext, places: Iterable[Place]) -> list[Place]:
 
 
 def _has_others(context: TableContext) -> sa.ColumnElement[bool]:
-    """Return whether a key has rows of other priorities, in a table with one lane."""
+    """Return whether a key has rows of other priorities, in a table with one tier."""
     if context.options.fair_by is None:
         return sa.false()
     return context.sql.has_neighbour(message_keys, context.table_id, _key(), lambda _: sa.true())
@@ -344,14 +344,14 @@ def give_turns(
 ) -> None:
     """Assign turns to rows, after all others, in this order.
 
-    ``states`` are the rows, each with its new state. ``last`` is the last turn of their lanes, if it is known.
+    ``states`` are the rows, each with its new state. ``last`` is the last turn of their tiers, if it is known.
     """
     if states:
-        lanes = {place: lane_of(context, place[1]) for place in states}
+        tiers = {place: tier_of(context, place[1]) for place in states}
         if last is None:
-            last = max(_last_turns(context, connection, set(lanes.values())))
+            last = max(_last_turns(context, connection, set(tiers.values())))
         turns = {
-            place: {"lane": lanes[place], "turn": last + nth, **_times(states[place])}
+            place: {"tier": tiers[place], "turn": last + nth, **_times(states[place])}
             for nth, place in enumerate(states, 1)
         }
         _change(context, connection, turns, is_due=HAS_TURN, had=0)
@@ -397,7 +397,7 @@ def add(
     Messages that are not locked may have another key meanwhile.
     """
     if seqs:
-        to = 1 + max(_last_turns(context, connection, {lane_of(context, level) for level in levels}))
+        to = 1 + max(_last_turns(context, connection, {tier_of(context, level) for level in levels}))
         execute_later(connection, (_adding(context, looks=not are_locked), {"seqs": seqs, "to": to}))
 
 
@@ -410,7 +410,7 @@ def _adding(context: TableContext, *, looks: bool) -> sa.Insert:
         sa.literal(context.table_id, sa.BigInteger),
         rows.c[MESSAGE_KEY],
         level,
-        level if context.options.fair_by is None else sa.literal_column(str(lane_of(context, 0))),
+        level if context.options.fair_by is None else sa.literal_column(str(tier_of(context, 0))),
         sa.case((first <= context.backend.now_sql(), 1), else_=0),
         _not_past(context, "due_at", first),
         first,
@@ -432,19 +432,19 @@ def _adding(context: TableContext, *, looks: bool) -> sa.Insert:
     return sa.insert(message_keys).from_select(written, its, include_defaults=False)
 
 
-def _last_turns(context: TableContext, connection: SqlConnection, lanes: Iterable[int]) -> list[int]:
-    return [found[0][0] for found in execute_together(context, connection, last_turns(context, lanes))]
+def _last_turns(context: TableContext, connection: SqlConnection, tiers: Iterable[int]) -> list[int]:
+    return [found[0][0] for found in execute_together(context, connection, last_turns(context, tiers))]
 
 
-def last_turns(context: TableContext, lanes: Iterable[int]) -> list[Search]:
-    """Return the statements that select the last turn of each lane, or the current time if that is later."""
+def last_turns(context: TableContext, tiers: Iterable[int]) -> list[Search]:
+    """Return the statements that select the last turn of each tier, or the current time if that is later."""
     bounded = context.sql.is_bounded
     return [
         (
             _last_turn(context),
-            {"lane": lane, "low": context.reached.groups.low(UNASSIGNED, lane)} if bounded else {"lane": lane},
+            {"tier": tier, "low": context.reached.groups.low(UNASSIGNED, tier)} if bounded else {"tier": tier},
         )
-        for lane in lanes
+        for tier in tiers
     ]
 
 
@@ -490,9 +490,9 @@ def _deleting_all(context: TableContext) -> sa.TextClause:
 
 @built_once(maxsize=256)
 def _last_turn(context: TableContext) -> sa.Select[int]:
-    turn, now, lane = message_keys.c.turn, context.backend.now_sql(), sa.bindparam("lane", type_=sa.BigInteger)
+    turn, now, tier = message_keys.c.turn, context.backend.now_sql(), sa.bindparam("tier", type_=sa.BigInteger)
     low = sa.bindparam("low", type_=sa.BigInteger) if context.sql.is_bounded else now
-    found = sa.select(turn).where(has_turn(context), message_keys.c.lane == lane, turn >= low)
+    found = sa.select(turn).where(has_turn(context), message_keys.c.tier == tier, turn >= low)
     last = found.order_by(turn.desc()).limit(1).scalar_subquery()
     if context.sql.begins_at_constants:  # a search from the end that finds nothing reads the entries of all turns
         last = sa.case((first_of(context, found, turn, index="turn").is_not(None), last))

@@ -13,7 +13,7 @@ from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.table_dialect import adapted
-from waterclock.tables.keys.turn_lanes import by_index
+from waterclock.tables.keys.turn_tiers import by_index
 
 _TRIED, _TRIED_AT_LEAST = 4, 20
 """How many keys a claim tries to lock for each one that it wants, if others have locked the next ones. If all of these
@@ -43,7 +43,7 @@ def locking_search(
         return LockingSearch(found.limit(count).with_for_update(skip_locked=True))
     its = message_keys.c
     # No index has all of these. Only then does the server check the end of the range before it looks up a row.
-    same = its.table_id, its.message_key, its.level, its.is_due, its.lane, its.turn, its.due_at
+    same = its.table_id, its.message_key, its.level, its.is_due, its.tier, its.turn, its.due_at
     unlocked = message_keys.alias("unlocked")
     seen = adapted(unlocked, message_keys)(found.with_only_columns(*same, maintain_column_froms=True))
     seen = seen.with_hint(unlocked, by_index(index))

@@ -24,11 +24,11 @@ from waterclock.tables.databases.mariadb.leased_keys import index_of
 from waterclock.tables.databases.mariadb.unrouted_keys import second_of
 from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS, CHANGED_BLOCK, last_drawn
 from waterclock.tables.keys.key_rows import is_unrouted, of_any_key
-from waterclock.tables.keys.turn_lanes import (
+from waterclock.tables.keys.turn_tiers import (
     ASLEEP,
     PACED,
     first_awake,
-    learn_lanes,
+    learn_tiers,
     others_in_turn,
     starts,
     turns_of_known,
@@ -80,8 +80,8 @@ def advance_keys(context: TableContext) -> None:
     for bounds, (search, times) in zip(all_bounds, of_each, strict=True):
         firsts = search.firsts(search.unassigned, times, waits=waits)
         bounds.note(search, FirstTimes(until, firsts, oldest=seen.oldest, mark=seen.mark))
-    if (lane := found[-1].turns.unknown) is not None:
-        learn_lanes(context, [lane])
+    if (tier := found[-1].turns.unknown) is not None:
+        learn_tiers(context, [tier])
     if in_pairs and is_limited:
         reached.leased.found(leased, [one.slot for one in found if one.slot is not None], until, waits=waits)
         slot = found[-1].slot
@@ -90,12 +90,12 @@ def advance_keys(context: TableContext) -> None:
 
 
 class _FoundByKeys:
-    """The result of `_looking` for these lanes."""
+    """The result of `_looking` for these tiers."""
 
-    def __init__(self, lanes: Sequence[int], row: Any) -> None:
+    def __init__(self, tiers: Sequence[int], row: Any) -> None:
         self.now, self.oldest, self.mark, self.drawn, self.block, self.slot, *firsts = row
         self.sleeping = read_owner((ASLEEP, PACED), firsts[:2]).firsts
-        self.turns = read_owner(lanes, firsts[2:])
+        self.turns = read_owner(tiers, firsts[2:])
 
 
 def _note_new(context: TableContext, search: BoundedSearch, began: int | None, found: Sequence[_FoundByKeys]) -> None:

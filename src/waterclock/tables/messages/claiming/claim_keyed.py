@@ -42,7 +42,7 @@ from waterclock.tables.keys.key_rows import (
     state_of,
     wake,
 )
-from waterclock.tables.keys.turn_lanes import HAS_TURN, PACED, lane_of, learn_lanes, lows_of, others_in_turn
+from waterclock.tables.keys.turn_tiers import HAS_TURN, PACED, learn_tiers, lows_of, others_in_turn, tier_of
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
@@ -51,7 +51,7 @@ from waterclock.tables.model.row_conditions import not_acked
 from waterclock.tables.model.schema import MESSAGE_KEY
 
 _KEYS_AT_ONCE = 100
-LOWEST_LANE = -(2**31)
+LOWEST_TIER = -(2**31)
 _ROUNDS = 20  # rounds of turns in one transaction, so that none lasts long because of keys without claimable messages
 
 
@@ -61,7 +61,7 @@ class Examined:
 
     passed: frozenset[Place]  # keys with no more messages for this claim
     left: frozenset[Place]  # keys that keep their turns: they are full, or other claims own them
-    lane: int  # the first lane that may have other keys
+    tier: int  # the first tier that may have other keys
 
 
 class _Served(NamedTuple):
@@ -76,7 +76,7 @@ class _Served(NamedTuple):
     states: Mapping[Place, KeyState]
     rates: KeyRates
     paused: dict[Place, int]  # until when their rates let no message go, ns
-    last: int | None  # the last turn of their lanes
+    last: int | None  # the last turn of their tiers
 
 
 def claim_keyed(
@@ -88,7 +88,7 @@ def claim_keyed(
 
     ``examined`` is what earlier transactions of the claim have examined.
     """
-    claim = _KeyedClaim(context, connection, wanted, examined or Examined(frozenset(), frozenset(), LOWEST_LANE))
+    claim = _KeyedClaim(context, connection, wanted, examined or Examined(frozenset(), frozenset(), LOWEST_TIER))
     more = claim.take()
     return claim.claimed, claim.examined if more else None
 
@@ -100,9 +100,9 @@ class _KeyedClaim:
         self._wanted = wanted
         self._now = 0
         self._passed, self._left = set(examined.passed), set(examined.left)
-        self._lane = examined.lane
+        self._tier = examined.tier
         self._is_fair = context.options.fair_by is not None
-        self._others = True  # whether lanes without a bound may have turns
+        self._others = True  # whether tiers without a bound may have turns
         self.claimed: list[Claimed] = []
 
     def take(self) -> bool:
@@ -110,9 +110,9 @@ class _KeyedClaim:
         context, connection = self._context, self._connection
         lows = lows_of(context)
         self._now, unrouted, slept, *others = connection.execute(_look(context, lows.known), lows.values).one()
-        lanes = {lane for lane in others if lane is not None}
-        learn_lanes(context, lanes)
-        self._others = bool(slept) or not lanes <= context.reached.groups.lows().keys()
+        tiers = {tier for tier in others if tier is not None}
+        learn_tiers(context, tiers)
+        self._others = bool(slept) or not tiers <= context.reached.groups.lows().keys()
         if unrouted:
             route_keys(context, connection, self._now, self._room)
         if slept:
@@ -121,7 +121,7 @@ class _KeyedClaim:
 
     @property
     def examined(self) -> Examined:
-        return Examined(frozenset(self._passed), frozenset(self._left), self._lane)
+        return Examined(frozenset(self._passed), frozenset(self._left), self._tier)
 
     @property
     def _room(self) -> int:
@@ -132,13 +132,13 @@ class _KeyedClaim:
         context, connection, wanted = self._context, self._connection, self._wanted
         # The search passes keys that are left, so behind many of them it looks for as many others.
         count = min(max(self._room, len(self._left)), _KEYS_AT_ONCE) + len(self._left)
-        begun = next_turns(context, connection, count, self._lane, wanted.where, others=self._others)
+        begun = next_turns(context, connection, count, self._tier, wanted.where, others=self._others)
         may_follow = len(begun) == count  # other keys, behind these
         places = [place for place in begun if place not in self._left and place not in self._passed]
         if not places:
-            # The lane has no other keys, because skipped keys have the last turns of a lane.
-            self._lane = (
-                max((row.lane for place, row in begun.items() if place not in self._left), default=self._lane) + 1
+            # The tier has no other keys, because skipped keys have the last turns of a tier.
+            self._tier = (
+                max((row.tier for place, row in begun.items() if place not in self._left), default=self._tier) + 1
             )
             return may_follow
         counted: list[SqlRows] = []
@@ -260,7 +260,7 @@ class _KeyedClaim:
         Otherwise a claim of one message would examine the keys one by one.
         """
         context, connection = self._context, self._connection
-        begun = next_turns(context, connection, _KEYS_AT_ONCE, self._lane, self._wanted.where, others=self._others)
+        begun = next_turns(context, connection, _KEYS_AT_ONCE, self._tier, self._wanted.where, others=self._others)
         passed = self._left | self._passed
         states = {place: state_of(row) for place, row in begun.items() if place not in passed}
         place_all(context, connection, states, self._now, keeps_turns=True)
@@ -268,7 +268,7 @@ class _KeyedClaim:
     def _share(
         self, begun: Mapping[Place, int], places: Sequence[Place], flying: InFlight, rates: KeyRates
     ) -> tuple[Dealt[Place], dict[Place, int]]:
-        """Divide the room among the keys in turn, in each lane.
+        """Divide the room among the keys in turn, in each tier.
 
         Returns how many messages each key gets, and how many of these are messages whose lease has ended.
         """
@@ -276,8 +276,8 @@ class _KeyedClaim:
         allowed = {key: rates.allowed(key, most) for key, most in flying.room.items()}
         all_dealt: Dealt[Place] = Dealt()
         lapsed: dict[Place, int] = {}
-        for _, lane in groupby(places, key=lambda place: lane_of(self._context, place[1])):
-            its = list(lane)
+        for _, tier in groupby(places, key=lambda place: tier_of(self._context, place[1])):
+            its = list(tier)
             most = {place: min(allowed[place[0]], flying.lapsed.get(place, 0) + free[place[0]]) for place in its}
             dealt = deal(its, most, room, {place: self._weight(place[0]) for place in its}, begun)
             for place, count in dealt.shares.items():
@@ -312,7 +312,7 @@ class _KeyedClaim:
                     asked.append((statement, {**of_messages(place), "count": count, **starts}))
                     again.append(_next_messages(*of, of_lapsed=of_lapsed, locks=True))
         found: dict[Place, list[Any]] = {place: [] for place in shares}
-        turns = last_turns(self._context, {lane_of(self._context, level) for _, level in shares})
+        turns = last_turns(self._context, {tier_of(self._context, level) for _, level in shares})
         rows = execute_together(self._context, self._connection, [*asked, *turns])
         for (_, values), locking, seen in zip(asked, again, rows, strict=False):
             members = seen
@@ -397,7 +397,7 @@ def _time(context: TableContext) -> sa.Select[int]:
 def _look(context: TableContext, known: int) -> sa.Select[*tuple[Any, ...]]:
     """Select the current time, whether messages are new, and whether keys need not sleep any longer.
 
-    On MariaDB, also lanes without a bound that have turns, with ``known`` bounds.
+    On MariaDB, also tiers without a bound that have turns, with ``known`` bounds.
     """
     others = others_in_turn(context, known) if context.sql.begins_at_constants else []
     return sa.select(context.backend.now_sql(), some_unrouted(context), some_slept(context), *others)

@@ -18,7 +18,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.claiming_rows import priority_levels
 from waterclock.tables.groups.routing import first_and_newest, has_parts_left
 from waterclock.tables.keys.key_rows import keys_due
-from waterclock.tables.keys.turn_lanes import lows_of
+from waterclock.tables.keys.turn_tiers import lows_of
 from waterclock.tables.messages.claiming.bounded_keys import advance_keys
 from waterclock.tables.messages.claiming.bounded_routing import advance_routed
 from waterclock.tables.messages.claiming.bounded_rows import (

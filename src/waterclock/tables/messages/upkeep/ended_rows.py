@@ -14,7 +14,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import RefusedError, UnavailableError
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.groups.group_state import needless, these_groups
-from waterclock.tables.keys.turn_lanes import has_ended
+from waterclock.tables.keys.turn_tiers import has_ended
 from waterclock.tables.model.timing.sweeps import ENDED_FOR
 
 _AT_ONCE = 1000

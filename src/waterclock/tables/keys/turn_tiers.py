@@ -1,15 +1,15 @@
 """Searches the rows of keys without reading dead index entries.
 
-Rows wait for their turns in lanes, and a claim serves a lower lane first. With `fair_by`, all rows are in one lane, so
-keys take turns whatever their priorities. Otherwise each priority has a lane of its own.
+Rows wait for their turns in tiers, and a claim serves a lower tier first. With `fair_by`, all rows are in one tier, so
+keys take turns whatever their priorities. Otherwise each priority has a tier of its own.
 
 With each turn, a row moves to another place in the index of turns, and with each pause to another place in the index of
 sleeping rows. The entries of earlier places remain while a transaction holds an old snapshot.
 
 A turn is stored as a time. Neither a turn nor the end of a pause is in the past when it is written, so nothing new
-appears below the current time. Searches therefore begin at lower bounds: one for the turns of each lane, and two for
-the times at which sleeping rows wake. A search for turns is one range of the index for each lane with a bound, and one
-for the lanes between two of them, because MariaDB begins at a bound only if it is a constant.
+appears below the current time. Searches therefore begin at lower bounds: one for the turns of each tier, and two for
+the times at which sleeping rows wake. A search for turns is one range of the index for each tier with a bound, and one
+for the tiers between two of them, because MariaDB begins at a bound only if it is a constant.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.time import MIN_NS
 
 ASLEEP, HAS_TURN, PACED, ENDED = 0, 1, 2, 3  # the values of ``is_due``
-_ONLY = 0  # the lane of all rows in a table with ``fair_by``
+_ONLY = 0  # the tier of all rows in a table with ``fair_by``
 MOST_KNOWN = 8
-"""Lanes that have bounds: each is a range of a search, and each number of them a statement."""
+"""Tiers that have bounds: each is a range of a search, and each number of them a statement."""
 
 
-def lane_of(context: TableContext, level: int) -> int:
-    """Return the lane in which a row of this level, the negated priority, waits for its turn."""
+def tier_of(context: TableContext, level: int) -> int:
+    """Return the tier in which a row of this level, the negated priority, waits for its turn."""
     return level if context.options.fair_by is None else _ONLY
 
 
@@ -41,7 +41,7 @@ class Lows(NamedTuple):
     """The starts of all searches of a table."""
 
     values: dict[str, Any]  # the parameters of the statements
-    known: int = 0  # the number of lanes with a bound
+    known: int = 0  # the number of tiers with a bound
 
 
 def lows_of(context: TableContext) -> Lows:
@@ -53,14 +53,14 @@ def lows_of(context: TableContext) -> Lows:
 
 
 def starts(context: TableContext, new: int, turns: Mapping[int, int], sleeping: Mapping[int, int]) -> Lows:
-    """Return the starts of searches at these bounds: of new messages, of turns by lane, and of sleeping rows."""
+    """Return the starts of searches at these bounds: of new messages, of turns by tier, and of sleeping rows."""
     if context.sql.is_bounded:
         new >>= BLOCK_BITS
     elif not context.backend.has_own_clock:
         turns, sleeping = {}, dict.fromkeys(sleeping, MIN_NS)
     values = {"start": new, "asleep": sleeping[ASLEEP], "paced": sleeping[PACED]}
-    for place, lane in enumerate(sorted(turns)):
-        values |= {f"lane_{place}": lane, f"low_{place}": turns[lane]}
+    for place, tier in enumerate(sorted(turns)):
+        values |= {f"tier_{place}": tier, f"low_{place}": turns[tier]}
     return Lows(values, len(turns))
 
 
@@ -89,10 +89,10 @@ def first_of(
 
 
 def searched(context: TableContext, known: int, *, others: bool = True) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions, in the order of lanes, each of one search for turns, with ``known`` bounds.
+    """Return the conditions, in the order of tiers, each of one search for turns, with ``known`` bounds.
 
-    Only MariaDB searches several ranges of an index in order. A search that goes on there from the range of one lane
-    to that of the next passes the dead entries between them; if not ``others``, only lanes with a bound have turns.
+    Only MariaDB searches several ranges of an index in order. A search that goes on there from the range of one tier
+    to that of the next passes the dead entries between them; if not ``others``, only tiers with a bound have turns.
     """
     rest = _of_others(known)
     ranges = [rest[0], *chain.from_iterable(zip(of_known(known), rest[1:], strict=True))]
@@ -102,42 +102,42 @@ def searched(context: TableContext, known: int, *, others: bool = True) -> list[
 
 
 def of_known(known: int) -> list[sa.ColumnElement[bool]]:
-    """Return the range of each lane with a bound, from that on."""
+    """Return the range of each tier with a bound, from that on."""
     its = message_keys.c
     lows = [sa.bindparam(f"low_{place}", type_=sa.BigInteger) for place in range(known)]
-    return [(its.lane == lane) & (its.turn >= low) for lane, low in zip(_lanes(known), lows, strict=True)]
+    return [(its.tier == tier) & (its.turn >= low) for tier, low in zip(_tiers(known), lows, strict=True)]
 
 
 def others_in_turn(context: TableContext, known: int) -> list[sa.ScalarSelect[int]]:
-    """Return the nearest lane with turns below, between and above those with a bound.
+    """Return the nearest tier with turns below, between and above those with a bound.
 
     On MariaDB, a search that finds nothing goes on through dead entries. So it goes away from the turns of these.
     """
-    lane, turn = message_keys.c.lane, message_keys.c.turn
+    tier, turn = message_keys.c.tier, message_keys.c.turn
     searches: list[sa.ScalarSelect[int]] = []
     for place, one in enumerate(_of_others(known)):
-        order = (lane.desc(), turn.desc()) if place == 0 < known else (lane, turn)
-        searches.append(first_of(context, sa.select(lane).where(has_turn(context), one), *order, index="turn"))
+        order = (tier.desc(), turn.desc()) if place == 0 < known else (tier, turn)
+        searches.append(first_of(context, sa.select(tier).where(has_turn(context), one), *order, index="turn"))
     return searches
 
 
-def learn_lanes(context: TableContext, lanes: Iterable[int]) -> None:
-    """Begin bounds for lanes."""
-    for lane in lanes:
-        context.reached.groups.learn(UNASSIGNED, lane, most=MOST_KNOWN if context.sql.begins_at_constants else None)
+def learn_tiers(context: TableContext, tiers: Iterable[int]) -> None:
+    """Begin bounds for tiers."""
+    for tier in tiers:
+        context.reached.groups.learn(UNASSIGNED, tier, most=MOST_KNOWN if context.sql.begins_at_constants else None)
 
 
 def _of_others(known: int) -> list[sa.ColumnElement[bool]]:
-    """Return the ranges of lanes below, between and above those with a bound."""
-    lane, lanes = message_keys.c.lane, _lanes(known)
-    if not lanes:
+    """Return the ranges of tiers below, between and above those with a bound."""
+    tier, tiers = message_keys.c.tier, _tiers(known)
+    if not tiers:
         return [sa.true()]
-    between = [(lane > one) & (lane < another) for one, another in pairwise(lanes)]
-    return [lane < lanes[0], *between, lane > lanes[-1]]
+    between = [(tier > one) & (tier < another) for one, another in pairwise(tiers)]
+    return [tier < tiers[0], *between, tier > tiers[-1]]
 
 
-def _lanes(known: int) -> list[sa.BindParameter[int]]:
-    return [sa.bindparam(f"lane_{place}", type_=sa.BigInteger) for place in range(known)]
+def _tiers(known: int) -> list[sa.BindParameter[int]]:
+    return [sa.bindparam(f"tier_{place}", type_=sa.BigInteger) for place in range(known)]
 
 
 def some_in_turn(context: TableContext, known: int) -> sa.ColumnElement[bool]:
@@ -147,10 +147,10 @@ def some_in_turn(context: TableContext, known: int) -> sa.ColumnElement[bool]:
 
 
 def turns_of_known(context: TableContext, known: int) -> list[sa.ScalarSelect[int]]:
-    """Return the first turn of each lane with a bound."""
-    lane, turn = message_keys.c.lane, message_keys.c.turn
+    """Return the first turn of each tier with a bound."""
+    tier, turn = message_keys.c.tier, message_keys.c.turn
     found = [sa.select(turn).where(has_turn(context), one) for one in of_known(known)]
-    return [first_of(context, one, lane, turn, index="turn") for one in found]
+    return [first_of(context, one, tier, turn, index="turn") for one in found]
 
 
 def is_in(state: int) -> sa.ColumnElement[bool]:
