@@ -28,8 +28,8 @@ SHAPES: dict[str, dict[str, Any]] = {"fair": {"fair_by": "group"}, "limited": {"
 
 _KNOWN = (
     "INSERT INTO waterclock_message_keys (table_id, message_key, level, tier, is_due, due_at, first_at, gap_from,"
-    " gap_to, turn, leased_from, leased_seq) SELECT :table, message_key, 0, 0, 1, time_next, time_next, time_next, :most,"
-    " :now + seq, :most, :most FROM keyed WHERE time_acked IS NULL",
+    " gap_to, turn, leased_from, leased_seq) SELECT :table, message_key, 0, 0, 1, time_next, time_next, time_next,"
+    " :most, :now + seq, :most, :most FROM keyed WHERE time_acked IS NULL",
     "UPDATE keyed SET routed = 1 WHERE time_acked IS NULL",
 )
 """Statements after which all keys wait for their turns, as after ten thousand claims that route them."""
