@@ -13,7 +13,7 @@ from tests.tables.received import payloads
 from waterclock.connection import Database
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
-from waterclock.tables.keys.key_rows import next_turns
+from waterclock.tables.keys.turn_search import next_turns
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import claim_keyed
 from waterclock.tables.messages.claiming.claiming import next_due

@@ -17,8 +17,9 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.errors import InvalidArgumentError
 from waterclock.tables.catalogue import table_row
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.keys import key_routing, key_rows
-from waterclock.tables.keys.key_rows import next_turns, owned
+from waterclock.tables.keys import key_routing
+from waterclock.tables.keys.key_rows import owned
+from waterclock.tables.keys.turn_search import next_turns
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import claim_keyed
 from waterclock.tables.model.claims.turns import deal
@@ -381,7 +382,7 @@ def test_a_claim_of_one_passes_many_keys_whose_messages_were_cancelled_at_once(
 
     def search(*of: Any, others: bool) -> Any:
         searches.append(of)
-        return key_rows.next_turns(*of, others=others)
+        return next_turns(*of, others=others)
 
     monkeypatch.setattr(claim_keyed, "next_turns", search)
     assert _one_by_one(fair, 1) == ["live"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from waterclock._support import moments
 from waterclock.database.driver_fast_path import execute_later
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.schema.table_catalogue import message_keys
@@ -86,7 +87,7 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
     if after is not None and jumps:
         found, after = _look_for_others(context, connection, after, seen if is_of_few else (), now)
         _route(context, connection, found, now, are_locked=False, marks=False)
-    elif after is not None and context.turns.looks_ahead(_LOOK_AHEAD_EVERY):
+    elif after is not None and context.turns.looks_ahead(moments.monotonic(), _LOOK_AHEAD_EVERY):
         found = _look_for_keys(context, connection, after)
         _route(context, connection, found, now, are_locked=False, marks=False)
     context.turns.routed = after
@@ -148,7 +149,7 @@ def _look_for_others(
             end = connection.execute(_end_of_look(context, passing.keys), passed).first()
             last = passing.end, "", -MAX_NS
             after = last if end is None else max(after, min(tuple(end), last))
-    if turns.looks_ahead(_LOOK_AHEAD_EVERY):
+    if turns.looks_ahead(moments.monotonic(), _LOOK_AHEAD_EVERY):
         values |= _named(after if turns.ahead is None else max(turns.ahead, after))
         end = connection.execute(_end_of_look(context, 0), values).first()
         ahead = connection.execute(_without_turn(context, 0), values).all()

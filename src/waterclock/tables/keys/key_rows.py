@@ -33,7 +33,6 @@ from waterclock.tables.databases.mariadb.listed_rows import delete_listed
 from waterclock.tables.databases.table_dialect import LongKey
 from waterclock.tables.groups.settled_values import written_at
 from waterclock.tables.keys.execute_together import Search, execute_together
-from waterclock.tables.keys.key_limits import has_claimable, leased_from
 from waterclock.tables.keys.locking_search import LockingSearch, lock_found, locking_search
 from waterclock.tables.keys.turn_tiers import (
     ASLEEP,
@@ -44,7 +43,6 @@ from waterclock.tables.keys.turn_tiers import (
     has_turn,
     is_in,
     lows_of,
-    searched,
     sleeps,
     some_in_turn,
     tier_of,
@@ -102,88 +100,6 @@ _BOUNDED: tuple[str, ...] = ("turn", "due_at")  # columns below whose bounds not
 _TIMES = "first_at", "gap_from", "gap_to", "leased_from", "leased_seq"  # columns of a `KeyState`
 
 
-def next_turns(
-    context: TableContext,
-    connection: SqlConnection,
-    count: int,
-    tier: int,
-    where: sa.ColumnElement[bool] | None,
-    *,
-    others: bool,
-) -> dict[Place, Any]:
-    """Lock the next keys, of the lowest tier first, that are not full.
-
-    Return their rows in the order of their turns, with ``tier``, ``had`` and those of `state_of`. In a table with
-    ``fair_by``, ``has_others`` says whether the key has rows of other priorities.
-
-    Only keys count of this ``tier`` or a higher one, and with a due message that meets the condition ``where``.
-    ``others`` is as in `searched`.
-    """
-    lows = lows_of(context)
-    values = {"count": count, "from": tier, **lows.values, **leased_from(context)}
-    rows = lock_found(connection, [_next_turns(context, where, lows.known, others=others)], values)
-    return {(row.message_key, row.level): row for row in rows}
-
-
-@built_once(maxsize=256)
-def _next_turns(
-    context: TableContext, where: sa.ColumnElement[bool] | None, known: int, *, others: bool
-) -> LockingSearch:
-    rows, key = context.rows, message_keys.c.message_key
-    chosen = sa.true()
-    if where is not None:
-        its = rows.c[MESSAGE_KEY] == key, rows.c.priority == -message_keys.c.level, rows.c.time_acked.is_(None)
-        due = rows.c.time_next >= message_keys.c.first_at, rows.c.time_next <= context.backend.now_sql()
-        chosen = sa.exists().where(*its, *due, where)
-    its = message_keys.c
-    found = sa.select(key, its.level, its.tier, its.had, *_of_state(), _has_others(context).label("has_others"))
-    found = found.where(has_claimable(context, key, its.level), chosen)
-    if where is None:  # the first row of a key may have no message that meets a condition
-        found = found.where(_is_next_of_key(context))
-    found = found.where(its.tier >= sa.bindparam("from", type_=sa.BigInteger))
-    found = found.where(has_turn(context))
-    if not context.sql.is_bounded:
-        found = found.where(*searched(context, known, others=others))
-        return locking_search(context, found, its.tier, its.turn, index="turn")
-    count = sa.bindparam("count", type_=sa.Integer)
-    found = found.order_by(its.tier, its.turn).limit(count).with_for_update(skip_locked=True)
-    # The server runs one after the other, until it has enough rows.
-    ranges = (found.where(one).subquery() for one in searched(context, known))
-    due = sa.union_all(*(sa.select(*each.c) for each in ranges)).subquery("due")
-    return LockingSearch(sa.select(*due.c).limit(count))
-
-
-def in_turn(context: TableContext, places: Iterable[Place]) -> list[Place]:
-    """Return the rows of a key in the order in which they get turns; see `_is_next_of_key`."""
-    return sorted(places, reverse=context.sql.is_bounded)
-
-
-def _has_others(context: TableContext) -> sa.ColumnElement[bool]:
-    """Return whether a key has rows of other priorities, in a table with one tier."""
-    if context.options.fair_by is None:
-        return sa.false()
-    return context.sql.has_neighbour(message_keys, context.table_id, _key(), lambda _: sa.true())
-
-
-def _is_next_of_key(context: TableContext) -> sa.ColumnElement[bool]:
-    """Return whether no other row of the key has an earlier turn.
-
-    So claims that run at the same time do not lock different rows of a key. `in_turn` puts first in turn the row that a
-    search of the key meets first, so that a search for the earlier turn of another row ends there.
-    """
-    if context.options.fair_by is None:
-        return sa.true()
-    its = message_keys.c
-
-    def has_earlier_turn(other: Any) -> sa.ColumnElement[bool]:
-        is_before = other.level > its.level if context.sql.is_bounded else other.level < its.level
-        is_earlier = (other.turn < its.turn) | ((other.turn == its.turn) & is_before)
-        return (other.is_due == sa.literal_column(str(HAS_TURN))) & is_earlier
-
-    more = "is_due", "turn"
-    return ~context.sql.has_neighbour(message_keys, context.table_id, _key(), has_earlier_turn, *more)
-
-
 def owned(
     context: TableContext, connection: SqlConnection, keys: Collection[str], asked: Sequence[Asked]
 ) -> tuple[dict[str, list[Any]], list[SqlRows]]:
@@ -226,7 +142,7 @@ def _known(
 
 @built_once(maxsize=256)
 def _rows_of(context: TableContext, *, locking: bool) -> sa.Select[*tuple[Any, ...]]:
-    return context.sql.rows_of_each(message_keys, context.table_id, _key(), "keys", skip_locked=locking)
+    return context.sql.rows_of_each(message_keys, context.table_id, key_of_rows(), "keys", skip_locked=locking)
 
 
 def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
@@ -240,7 +156,7 @@ def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
 @built_once(maxsize=256)
 def _awake(context: TableContext) -> list[LockingSearch]:
     its = message_keys.c
-    found = sa.select(its.message_key, its.level, *_of_state()).where(_of_table(context))
+    found = sa.select(its.message_key, its.level, *columns_of_state()).where(_of_table(context))
     conditions = _has_slept(context, sa.bindparam("now", type_=sa.BigInteger))
     return [locking_search(context, found.where(has_slept), its.due_at, index="due") for has_slept in conditions]
 
@@ -378,7 +294,8 @@ def _changing(
     return context.sql.change_each(message_keys, _this(context), key, own, least, **fixed)
 
 
-def _key() -> LongKey:
+def key_of_rows() -> LongKey:
+    """Return the columns by which rows are looked up."""
     its = message_keys.c
     return its.table_id, its.message_key, its.level
 
@@ -426,7 +343,7 @@ def _adding(context: TableContext, *, looks: bool) -> sa.Insert:
     its = its.where(context.unacked()).group_by(rows.c[MESSAGE_KEY], rows.c.priority)
     if looks:
         place = context.table_id, rows.c[MESSAGE_KEY], level
-        known = sa.select(message_keys.c.turn).where(context.sql.is_row(_key(), place)).correlate(rows)
+        known = sa.select(message_keys.c.turn).where(context.sql.is_row(key_of_rows(), place)).correlate(rows)
         its = its.where(~known.exists())
     written = [name for name in message_keys.columns.keys() if name not in ("rate_next", "had")]  # noqa: SIM118  # no dict
     return sa.insert(message_keys).from_select(written, its, include_defaults=False)
@@ -457,7 +374,8 @@ def of_messages(place: Place) -> dict[str, Any]:
     return {"key": place[0], "priority": -place[1]}
 
 
-def _of_state() -> list[sa.Column[int]]:
+def columns_of_state() -> list[sa.Column[int]]:
+    """Return the columns that `state_of` reads."""
     return [message_keys.c[name] for name in ("rate_next", *_TIMES)]
 
 
@@ -466,7 +384,7 @@ def _of_table(context: TableContext) -> sa.ColumnElement[bool]:
 
 
 def _this(context: TableContext) -> sa.ColumnElement[bool]:
-    return context.sql.is_row(_key(), (context.table_id, _named_key(), _level()))
+    return context.sql.is_row(key_of_rows(), (context.table_id, _named_key(), _level()))
 
 
 def _named_key() -> sa.BindParameter[str]:
@@ -484,7 +402,7 @@ def _deleting(context: TableContext) -> sa.Delete:
 
 @built_once(maxsize=256)
 def _deleting_all(context: TableContext) -> sa.TextClause:
-    _, *key = _key()
+    _, *key = key_of_rows()
     return delete_listed("places", key, _of_table(context))
 
 

@@ -27,10 +27,8 @@ from waterclock.tables.keys.key_rows import (
     Place,
     first_unacked,
     give_turns,
-    in_turn,
     is_from_low,
     last_turns,
-    next_turns,
     of_messages,
     of_place,
     owned,
@@ -42,6 +40,7 @@ from waterclock.tables.keys.key_rows import (
     state_of,
     wake,
 )
+from waterclock.tables.keys.turn_search import in_turn, next_turns
 from waterclock.tables.keys.turn_tiers import HAS_TURN, PACED, learn_tiers, lows_of, others_in_turn, tier_of
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted

@@ -7,8 +7,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from waterclock._support import moments
-
 _K = TypeVar("_K", bound=Hashable)
 
 
@@ -24,9 +22,8 @@ class KeyTurns:
     ahead: Behind | None = None  # the place after which it looks for keys without a turn, if that is behind
     looked_ahead_at: float = float("-inf")  # when it did so last, monotonic
 
-    def looks_ahead(self, every: float) -> bool:
+    def looks_ahead(self, now: float, every: float) -> bool:
         """Return whether the last look ahead began so many seconds ago, and begin another one then."""
-        now = moments.monotonic()
         if now - self.looked_ahead_at < every:
             return False
         self.looked_ahead_at = now
