@@ -69,9 +69,7 @@ class _Served(NamedTuple):
     found: Mapping[Place, Sequence[Any]]  # their messages
     shares: Mapping[Place, int]  # for how many messages of each row the claim looked
     dealt: Dealt[Place]
-    others: Mapping[
-        Place, Sequence[Place]
-    ]  # the other rows of the same key that have turns, the highest priority first
+    others: Mapping[Place, Sequence[Place]]  # further rows of the key that have turns, the highest priority first
     states: Mapping[Place, KeyState]
     rates: KeyRates
     paused: dict[Place, int]  # until when their rates let no message go, ns
@@ -205,10 +203,8 @@ class _KeyedClaim:
         rates: KeyRates,
     ) -> None:
         """Claim the found messages, and note them in the states and rates of their keys."""
-        left = {
-            first: chain.from_iterable(found.get(place, ()) for place in (first, *others.get(first, ())))
-            for first in dealt.shares
-        }
+        places = {first: (first, *others.get(first, ())) for first in dealt.shares}
+        left = {first: chain.from_iterable(found.get(one, ()) for one in its) for first, its in places.items()}
         ends = self._hand_out([row for place, count in dealt.visits for row in islice(left[place], count)])
         for place, its in found.items():
             sent = [
