@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.tables.catalogue.context import TableContext
-from waterclock.tables.keys.turn_tiers import ASLEEP, ENDED, HAS_TURN, PACED
+from waterclock.tables.keys.turn_tiers import ASLEEP, ENDED, FOLLOWS, HAS_TURN, PACED
 from waterclock.tables.model.schema import MESSAGE_KEY
 
 _COLUMNS = "seq", "time_next", "priority", "claim_id", MESSAGE_KEY
@@ -27,6 +27,8 @@ def contradictions(contexts: Sequence[TableContext], now: int) -> list[str]:
     places = {(row.message_key, row.level): row for row in keys}
     counts = Counter((row.message_key, row.level) for row in keys)
     found = [f"{place} has {count} rows" for place, count in counts.items() if count > 1]
+    awaited = {row.message_key for row in keys if row.is_due in (HAS_TURN, PACED)}
+    found += [f"follows no row: {row}" for row in keys if row.is_due == FOLLOWS and row.message_key not in awaited]
     for one in messages:
         row = places.get((one.message_key, -one.priority))
         found += [f"message {one} {what}: {row}" for what in _contradicted_by(one, row, now)]

@@ -29,6 +29,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"limit": {"customer": 1}, "rate": {"customer": "1/s"}},
     {"limit": {"customer": 3}, "weights": {"a": 2}},
     {"fair_by": "customer", "limit": {"customer": 3}, "weights": {"a": 2}},
+    {"fair_by": "customer", "rate": {"customer": "1/s"}, "weights": {"a": 3}},
 )
 
 
@@ -115,7 +116,7 @@ class RandomRun:
 
     def _row(self) -> dict[str, Any]:
         row: dict[str, Any] = {"payload": "x", "customer": self._random.choice(KEYS)}
-        row["priority"] = self._random.choice((0, 0, 0, 1))
+        row["priority"] = self._random.choice((0, 0, 0, 1, 2, 3))
         if self._random.random() < 0.4:
             row["at"] = self._a_time()
         if self._random.random() < 0.1:

@@ -219,7 +219,8 @@ message_keys = sa.Table(
         "is_due",
         sa.SmallInteger,
         doc="1: the key waits for its turn. 0: the key is due at `due_at`. 2: its `rate` is used up until `due_at`. 3:"
-        " it had no messages at `due_at`, and the row will be deleted (PostgreSQL only).",
+        " it had no messages at `due_at`, and the row will be deleted (PostgreSQL only). 4: another row of the key"
+        " waits for the turn (`fair_by` only).",
     ),
     required("due_at", BigInt, doc="If `is_due` is 0 or 2, no message of the key is delivered before this time, ns."),
     required("first_at", BigInt, doc="No unacked message of the key with `routed` = 1 has an earlier `time_next`, ns."),

@@ -61,13 +61,14 @@ class KeyRates:
         return {place: self._rate.free_at(self._states[place[0]]) for place in places if not self.allowed(place[0], 1)}
 
     def write(self, context: TableContext, connection: SqlConnection) -> None:
-        """Write the states that have changed."""
-        changed = {
-            (row.message_key, row.level): self._states[key]
-            for key, rows in self._rows.items()
-            for row in rows
-            if key in self._states and row.rate_next != self._states[key]
-        }
+        """Write the states that have changed. The latest in a key's rows applies, so one row can hold a later one."""
+        changed: dict[Place, int] = {}
+        for key, state in self._states.items():
+            rows = self._rows[key]
+            written = [row for row in rows if row.rate_next > state]
+            if state > max(row.rate_next for row in rows):
+                written = rows[:1]
+            changed |= {(key, row.level): state for row in written}
         set_rates(context, connection, changed)
 
 

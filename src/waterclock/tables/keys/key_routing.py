@@ -36,7 +36,7 @@ from waterclock.tables.keys.key_rows import (
     set_times,
     state_of,
 )
-from waterclock.tables.keys.turn_tiers import ASLEEP, HAS_TURN, PACED, learn_tiers, lows_of, tier_of
+from waterclock.tables.keys.turn_tiers import ASLEEP, FOLLOWS, HAS_TURN, PACED, learn_tiers, lows_of, tier_of
 from waterclock.tables.model.claims.turns import Behind
 from waterclock.tables.model.row_conditions import not_acked
 from waterclock.tables.model.schema import MESSAGE_KEY, SEQ_INDEX
@@ -226,7 +226,7 @@ def _note(
             if one.claim_id is not None:
                 state = state.with_leased(one.time_next, one.seq)
         first = min(one.time_next for one in messages)
-        if row.is_due in (HAS_TURN, PACED) or (row.is_due == ASLEEP and first >= row.due_at):
+        if row.is_due in (HAS_TURN, PACED, FOLLOWS) or (row.is_due == ASLEEP and first >= row.due_at):
             changed |= {place: state} if state != before else {}
         elif first <= now:
             turns[place] = state

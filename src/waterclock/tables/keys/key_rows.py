@@ -1,9 +1,13 @@
 """Maintains a row in the catalogue for each key, which shows whether the key is due, and when its turn comes.
 
-A row stands for the messages of one key and one priority. It waits for its turn in a tier (`tier_of`), or sleeps. It
-sleeps until its first routed, unacked message may be due, or until the rate of its key allows another message. Claims
-maintain the rows: they postpone a row to the due time of its first message, and delete a row that has no messages and
-whose rate is not in use. On PostgreSQL, such a row stays for some minutes (`TableDialect.keeps_ended`).
+A row stands for the messages of one key and one priority. It waits for its turn in a tier (`tier_of`), or sleeps. In a
+table with ``fair_by``, one row of a key waits for its turn, and the others that are due follow it. Several wait until
+the next turn of the key if messages of other priorities became due: only a claim that has locked all rows of the key
+makes rows follow.
+
+A row sleeps until its first routed, unacked message may be due, or until the rate of its key allows another message.
+Claims maintain the rows: they postpone a row to the due time of its first message, and delete a row that has no
+messages and whose rate is not in use. On PostgreSQL, such a row stays for some minutes (`TableDialect.keeps_ended`).
 No statement waits for a row's lock.
 
 A row has a time before which none of its routed messages is due (``first_at``). Searches for messages of the key begin
@@ -37,6 +41,7 @@ from waterclock.tables.keys.locking_search import LockingSearch, lock_found, loc
 from waterclock.tables.keys.turn_tiers import (
     ASLEEP,
     ENDED,
+    FOLLOWS,
     HAS_TURN,
     PACED,
     first_of,
@@ -142,7 +147,8 @@ def _known(
 
 @built_once(maxsize=256)
 def _rows_of(context: TableContext, *, locking: bool) -> sa.Select[*tuple[Any, ...]]:
-    return context.sql.rows_of_each(message_keys, context.table_id, key_of_rows(), "keys", skip_locked=locking)
+    found = context.sql.rows_of_each(message_keys, context.table_id, key_of_rows(), "keys", skip_locked=locking)
+    return found if locking else found.with_only_columns(message_keys.c.message_key, message_keys.c.level)
 
 
 def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
@@ -186,26 +192,35 @@ def place_all(
     now: int,
     *,
     keeps_turns: bool = False,
+    settled: Collection[str] = (),
 ) -> None:
     """Put locked rows where their messages belong. Those that are due are last in turn, in this order.
 
     A row without messages stays as long as its rate limit needs it. If ``keeps_turns``, rows that are due stay as they
-    are.
+    are. If other rows of its key follow, a row without due messages waits for a turn, too, unless the key is
+    ``settled``: another row has a turn.
     """
     if not states:
         return
     asked = [
-        (_first_due(context), of_messages(place) | {"low": state.first_at, "until": state.searched_until(now)})
+        (
+            _first_due(context, checks=context.options.fair_by is not None and place[0] not in settled),
+            {**_named(place), **of_messages(place), "low": state.first_at, "until": state.searched_until(now)},
+        )
         for place, state in states.items()
     ]
-    firsts = [found[0].time_next if found else None for found in execute_together(context, connection, asked)]
+    firsts = execute_together(context, connection, asked)
     due: dict[Place, KeyState] = {}
     sleeping: dict[Place, KeyState] = {}
     gone: list[Place] = []
-    for (place, state), found in zip(states.items(), firsts, strict=True):
-        first = state.gap_to if found is None and state.searched_until(now) < state.gap_to < MAX_NS else found
+    for (place, state), [found] in zip(states.items(), firsts, strict=True):
+        first = found.time_next
+        if first is None and state.searched_until(now) < state.gap_to < MAX_NS:
+            first = state.gap_to
         if first is not None and first <= now:
             due[place] = state._replace(first_at=first)
+        elif found.is_followed:
+            due[place] = state
         elif first is not None or state.used_until > now:
             sleeping[place] = state.asleep(state.used_until if first is None else first)
         else:
@@ -220,6 +235,11 @@ def place_all(
         connection.execute(_deleting_all(context), {"places": gone})
     else:
         execute_later(connection, *[(_deleting(context), _named(place)) for place in gone])
+
+
+def follow(context: TableContext, connection: SqlConnection, states: Mapping[Place, KeyState]) -> None:
+    """Make rows follow the row of their key that waits for its turn."""
+    _change(context, connection, {place: _times(state) for place, state in states.items()}, is_due=FOLLOWS)
 
 
 def put_off(
@@ -418,9 +438,19 @@ def _last_turn(context: TableContext) -> sa.Select[int]:
 
 
 @built_once(maxsize=256)
-def _first_due(context: TableContext) -> sa.Select[int]:
+def _first_due(context: TableContext, *, checks: bool) -> sa.Select[*tuple[Any, ...]]:
+    """Select when the first message of a locked row is due, and whether other rows of the key follow it."""
     found = first_unacked(context.rows).where(context.sql.needs_row(context.rows.c.routed))
-    return found.where(context.rows.c.time_next <= sa.bindparam("until", type_=sa.BigInteger))
+    found = found.where(context.rows.c.time_next <= sa.bindparam("until", type_=sa.BigInteger))
+    first = found.scalar_subquery().label("time_next")
+    if not checks:
+        return sa.select(first, sa.false().label("is_followed"))
+
+    def follows(its: Any) -> sa.ColumnElement[bool]:
+        return its.is_due == sa.literal_column(str(FOLLOWS))
+
+    others = context.sql.has_neighbour(message_keys, context.table_id, key_of_rows(), follows, "is_due")
+    return sa.select(first, others.label("is_followed")).select_from(message_keys).where(_this(context))
 
 
 def first_unacked(rows: sa.FromClause) -> sa.Select[int]:

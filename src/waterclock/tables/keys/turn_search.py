@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,7 +13,7 @@ from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.keys.key_limits import has_claimable, leased_from
 from waterclock.tables.keys.key_rows import Place, columns_of_state, key_of_rows
 from waterclock.tables.keys.locking_search import LockingSearch, lock_found, locking_search
-from waterclock.tables.keys.turn_tiers import HAS_TURN, has_turn, lows_of, searched
+from waterclock.tables.keys.turn_tiers import FOLLOWS, HAS_TURN, has_turn, lows_of, searched
 from waterclock.tables.model.schema import MESSAGE_KEY
 
 
@@ -27,9 +26,9 @@ def next_turns(
     *,
     others: bool,
 ) -> dict[Place, Any]:
-    """Lock the next keys, of the lowest tier first, that are not full.
+    """Lock the next rows of keys, of the lowest tier first, that are not full.
 
-    Return their rows in the order of their turns, with ``tier``, ``had`` and those of `state_of`. In a table with
+    Return them in the order of their turns, with ``tier``, ``had`` and those of `state_of`. In a table with
     ``fair_by``, ``has_others`` says whether the key has rows of other priorities.
 
     Only keys count of this ``tier`` or a higher one, and with a due message that meets the condition ``where``.
@@ -45,12 +44,8 @@ def next_turns(
 def _next_turns(
     context: TableContext, where: sa.ColumnElement[bool] | None, known: int, *, others: bool
 ) -> LockingSearch:
-    rows, key = context.rows, message_keys.c.message_key
-    chosen = sa.true()
-    if where is not None:
-        its = rows.c[MESSAGE_KEY] == key, rows.c.priority == -message_keys.c.level, rows.c.time_acked.is_(None)
-        due = rows.c.time_next >= message_keys.c.first_at, rows.c.time_next <= context.backend.now_sql()
-        chosen = sa.exists().where(*its, *due, where)
+    key = message_keys.c.message_key
+    chosen = sa.true() if where is None else _has_chosen(context, where)
     its = message_keys.c
     found = sa.select(key, its.level, its.tier, its.had, *columns_of_state(), _has_others(context).label("has_others"))
     found = found.where(has_claimable(context, key, its.level), chosen)
@@ -69,9 +64,27 @@ def _next_turns(
     return LockingSearch(sa.select(*due.c).limit(count))
 
 
-def in_turn(context: TableContext, places: Iterable[Place]) -> list[Place]:
-    """Return the rows of a key in the order in which they get turns; see `_is_next_of_key`."""
-    return sorted(places, reverse=context.sql.is_bounded)
+def _has_chosen(context: TableContext, where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+    """Return whether a due message of a row meets a condition; in a table with ``fair_by``, one of any of its key."""
+    rows = context.rows
+
+    def of_row(its: Any) -> sa.ColumnElement[bool]:
+        of = rows.c[MESSAGE_KEY] == message_keys.c.message_key, rows.c.priority == -its.level
+        due = (
+            rows.c.time_acked.is_(None),
+            rows.c.time_next >= its.first_at,
+            rows.c.time_next <= context.backend.now_sql(),
+        )
+        return sa.exists().where(*of, *due, where)
+
+    def of_waiting(its: Any) -> sa.ColumnElement[bool]:
+        return sa.or_(*(its.is_due == sa.literal_column(str(state)) for state in (HAS_TURN, FOLLOWS))) & of_row(its)
+
+    chosen = of_row(message_keys.c)
+    if context.options.fair_by is None:
+        return chosen
+    more = "is_due", "first_at"
+    return chosen | context.sql.has_neighbour(message_keys, context.table_id, key_of_rows(), of_waiting, *more)
 
 
 def _has_others(context: TableContext) -> sa.ColumnElement[bool]:
@@ -84,8 +97,8 @@ def _has_others(context: TableContext) -> sa.ColumnElement[bool]:
 def _is_next_of_key(context: TableContext) -> sa.ColumnElement[bool]:
     """Return whether no other row of the key has an earlier turn.
 
-    So claims that run at the same time do not lock different rows of a key. `in_turn` puts first in turn the row that a
-    search of the key meets first, so that a search for the earlier turn of another row ends there.
+    So claims that run at the same time do not lock different rows of a key. Several of its rows have turns if messages
+    of other priorities became due after its last turn.
     """
     if context.options.fair_by is None:
         return sa.true()

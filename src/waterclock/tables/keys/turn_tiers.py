@@ -26,7 +26,7 @@ from waterclock.tables.databases.postgresql.unrouted_keys import BLOCK_BITS
 from waterclock.tables.model.claims.bounds import UNASSIGNED
 from waterclock.time import MIN_NS
 
-ASLEEP, HAS_TURN, PACED, ENDED = 0, 1, 2, 3  # the values of ``is_due``
+ASLEEP, HAS_TURN, PACED, ENDED, FOLLOWS = 0, 1, 2, 3, 4  # the values of ``is_due``
 _ONLY = 0  # the tier of all rows in a table with ``fair_by``
 MOST_KNOWN = 8
 """Tiers that have bounds: each is a range of a search, and each number of them a statement."""

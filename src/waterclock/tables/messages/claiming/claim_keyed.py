@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -26,6 +26,7 @@ from waterclock.tables.keys.key_rows import (
     KeyState,
     Place,
     first_unacked,
+    follow,
     give_turns,
     is_from_low,
     last_turns,
@@ -40,8 +41,8 @@ from waterclock.tables.keys.key_rows import (
     state_of,
     wake,
 )
-from waterclock.tables.keys.turn_search import in_turn, next_turns
-from waterclock.tables.keys.turn_tiers import HAS_TURN, PACED, learn_tiers, lows_of, others_in_turn, tier_of
+from waterclock.tables.keys.turn_search import next_turns
+from waterclock.tables.keys.turn_tiers import FOLLOWS, HAS_TURN, PACED, learn_tiers, lows_of, others_in_turn, tier_of
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.claims.epochs import after_claim_sql
@@ -51,6 +52,7 @@ from waterclock.tables.model.schema import MESSAGE_KEY
 
 _KEYS_AT_ONCE = 100
 LOWEST_TIER = -(2**31)
+_PRIORITIES_AT_ONCE = 20  # in one turn of a key: many may have no message, and each is a search
 _ROUNDS = 20  # rounds of turns in one transaction, so that none lasts long because of keys without claimable messages
 
 
@@ -63,13 +65,28 @@ class Examined:
     tier: int  # the first tier that may have other keys
 
 
-class _Served(NamedTuple):
-    """Keys whose turns end."""
+class _Turn(NamedTuple):
+    """The turn of a row; in a table with ``fair_by``, of a key. Rows are in order of priority, the highest first."""
 
-    found: Mapping[Place, Sequence[Any]]  # their messages
+    found: Sequence[Place]  # the rows that the search found
+    due: Sequence[Place]  # all rows that wait for a turn, or follow one that does
+    following: frozenset[Place]
+    served: Sequence[Place]  # the rows whose messages the claim may take
+    is_owned: bool  # whether the claim has locked all rows of the key
+
+    @property
+    def waiting(self) -> list[Place]:
+        """Return the rows that wait for a turn."""
+        return [place for place in self.due if place not in self.following]
+
+
+class _Served(NamedTuple):
+    """What a claim found in turns that end."""
+
+    found: Mapping[Place, Sequence[Any]]  # the messages
     shares: Mapping[Place, int]  # for how many messages of each row the claim looked
     dealt: Dealt[Place]
-    others: Mapping[Place, Sequence[Place]]  # further rows of the key that have turns, the highest priority first
+    turns: Mapping[Place, _Turn]  # by the row that was served first
     states: Mapping[Place, KeyState]
     rates: KeyRates
     paused: dict[Place, int]  # until when their rates let no message go, ns
@@ -149,62 +166,62 @@ class _KeyedClaim:
                 self._now = counted.pop().scalar()
             self._left.update(place for place in places if place[0] in keys - ours.keys())
             places = [place for place in places if place not in self._left]
-        if self._is_fair:
-            places = self._with_others(places, begun, ours)
+        turns = self._turns_of(places, begun, ours)
         rates = KeyRates(context.options.rate_of_a_key, ours, self._now)
-        paused = rates.paused(places)
-        places = [place for place in places if place not in paused]
-        keys = {key for key, _ in places}
+        paused = rates.paused([place for turn in turns for place in turn.waiting])
+        turns = [turn for turn in turns if turn.found[0] not in paused]
+        keys = {turn.found[0][0] for turn in turns}
         flying = free_places(context, keys, trusted(context, connection, keys, counted), self._room)
-        self._left.update(place for place in places if not flying.has_claimable(place))
-        places = [place for place in places if place not in self._left]
+        begins: dict[Place, _Turn] = {}
+        for turn in turns:
+            served = [place for place in turn.served if flying.has_claimable(place)]
+            if served:
+                begins[served[0]] = turn._replace(served=served)
+            else:
+                self._left.update(turn.found)
         states = {place: _state_of(place, row, flying) for place, row in begun.items()}
-        had = {place: row.had for place, row in begun.items()}
-        others: dict[Place, list[Place]] = {}
-        if self._is_fair:
-            for _, its in groupby(places, key=itemgetter(0)):
-                first, *others[first] = its
-                had[first] = max(had[place] for place in (first, *others[first]))
-            places = list(others)
-        dealt, lapsed = self._share(had, places, flying, rates)
+        had = {first: max(begun[place].had for place in turn.waiting) for first, turn in begins.items()}
+        dealt, lapsed = self._share(had, list(begins), flying, rates)
         found, last = self._lock(dealt.shares, lapsed, states)
-        shares = dealt.shares | self._lock_others(dealt, others, flying, states, found)
-        self._claim(found, dealt, others, states, rates)
-        self._end_turns(_Served(found, shares, dealt, others, states, rates, paused, last))
+        shares = dealt.shares | self._lock_others(dealt, begins, flying, states, found)
+        self._claim(found, dealt, begins, states, rates)
+        self._end_turns(_Served(found, shares, dealt, begins, states, rates, paused, last))
         if found and not any(found.values()) and may_follow:
             self._pass_empty()
         return True
 
-    def _with_others(
+    def _turns_of(
         self, places: Sequence[Place], begun: dict[Place, Any], ours: Mapping[str, Sequence[Any]]
-    ) -> list[Place]:
-        """Return these rows and the others of their keys that have turns, those of each key by priority.
+    ) -> list[_Turn]:
+        """Return the turns of rows; those of the same key in a table with ``fair_by`` have one turn.
 
-        A key has its turn when that of the first of its rows comes. Adds the other rows to ``begun``.
+        Adds the other rows of the keys to ``begun``.
         """
-        keys = list(dict.fromkeys(key for key, _ in places))
-        its: dict[str, set[Place]] = {key: set() for key in keys}
+        if not self._is_fair:
+            return [_Turn([place], [place], frozenset(), [place], is_owned=place[0] in ours) for place in places]
+        found: dict[str, list[Place]] = {}
         for place in places:
-            its[place[0]].add(place)
-        for key in ours.keys() & its.keys():
-            for row in ours[key]:
-                place = key, row.level
-                if row.is_due == HAS_TURN and place not in self._left | self._passed:
-                    begun.setdefault(place, row)
-                    its[key].add(place)
-        return [place for key in keys for place in sorted(its[key])]
+            found.setdefault(place[0], []).append(place)
+        turns: list[_Turn] = []
+        for key, its in found.items():
+            others = {(key, row.level): row for row in ours.get(key, ()) if row.is_due in (HAS_TURN, FOLLOWS)}
+            begun |= {place: row for place, row in others.items() if place not in begun}
+            due = sorted({*its, *others})
+            served = [place for place in due if place not in self._left and place not in self._passed]
+            following = frozenset(place for place, row in others.items() if row.is_due == FOLLOWS)
+            turns.append(_Turn(its, due, following, served[:_PRIORITIES_AT_ONCE], is_owned=key in ours))
+        return turns
 
     def _claim(
         self,
         found: Mapping[Place, Sequence[Any]],
         dealt: Dealt[Place],
-        others: Mapping[Place, Sequence[Place]],
+        turns: Mapping[Place, _Turn],
         states: dict[Place, KeyState],
         rates: KeyRates,
     ) -> None:
         """Claim the found messages, and note them in the states and rates of their keys."""
-        places = {first: (first, *others.get(first, ())) for first in dealt.shares}
-        left = {first: chain.from_iterable(found.get(one, ()) for one in its) for first, its in places.items()}
+        left = {first: chain.from_iterable(found.get(one, ()) for one in turns[first].served) for first in dealt.shares}
         ends = self._hand_out([row for place, count in dealt.visits for row in islice(left[place], count)])
         for place, its in found.items():
             sent = [
@@ -221,30 +238,40 @@ class _KeyedClaim:
 
     def _end_turns(self, served: _Served) -> None:
         """Assign new turns to served keys, and put off those with no more due messages or with a used-up rate."""
-        context, connection, states = self._context, self._connection, served.states
-        short = [place for place, its in served.found.items() if len(its) < served.shares[place]]
+        context, connection, is_whole = self._context, self._connection, self._wanted.where is None
+        short = {place for place, its in served.found.items() if len(its) < served.shares[place]}
+        leaving = set(short) if is_whole else set[Place]()
         ended: list[Place] = []
+        following: list[Place] = []
         unfinished: dict[Place, int] = {}
         for first in served.dealt.shares:
-            its = [place for place in (first, *served.others.get(first, ())) if place not in short]
-            if served.found.keys().isdisjoint(its):  # the key has no more messages
-                continue
-            if first in served.dealt.unfinished:
-                unfinished |= dict.fromkeys(its, served.dealt.unfinished[first])
-            else:  # all rows of the key go behind those of other keys
-                ended += in_turn(context, its)
-        if self._wanted.where is not None:
-            ended += short
+            turn = served.turns[first]
+            staying = [place for place in turn.due if place not in leaving]
+            is_over = short.issuperset(place for place in turn.served if place in served.found)
+            if first in served.dealt.unfinished and staying and (is_whole or not is_over):
+                # A row without more messages keeps the turn for those that follow.
+                waiting = [place for place in turn.waiting if place not in leaving] or turn.waiting
+                leaving.difference_update(waiting)
+                unfinished |= dict.fromkeys(waiting, served.dealt.unfinished[first])
+            elif staying:
+                ended.append(staying[0])
+                following += [place for place in staying[1:] if place not in turn.following]
+            if is_over and not is_whole:
+                self._passed.update(turn.due)
+        self._passed.update(leaving)
         paused = served.paused | served.rates.paused([*ended, *unfinished])
-        on = {place: states[place] for place in (*ended, *unfinished) if place not in paused}
-        unfinished = {place: count for place, count in unfinished.items() if place in on}
-        put_off(context, connection, {place: states[place] for place in paused}, paused, PACED)
-        set_times(context, connection, {place: states[place] for place in unfinished}, unfinished)
-        give_turns(context, connection, {one: state for one, state in on.items() if one not in unfinished}, served.last)
-        if self._wanted.where is None:
-            left = {one: states[one]._replace(used_until=served.rates.used_until(one[0])) for one in short}
-            place_all(context, connection, left, self._now)
-        self._passed.update(short)
+        settled = {first[0] for first, turn in served.turns.items() if turn.is_owned}
+
+        def of(places: Iterable[Place]) -> dict[Place, KeyState]:
+            return {place: served.states[place] for place in places if place not in paused}
+
+        put_off(context, connection, {place: served.states[place] for place in paused}, paused, PACED)
+        set_times(context, connection, of(unfinished), unfinished)
+        give_turns(context, connection, of(ended), served.last)
+        follow(context, connection, of(following))
+        set_times(context, connection, of(served.found.keys() - {*ended, *following, *unfinished, *leaving}))
+        left = {one: served.states[one]._replace(used_until=served.rates.used_until(one[0])) for one in leaving}
+        place_all(context, connection, left, self._now, settled=settled)
 
     def _weight(self, key: str) -> int:
         return (self._context.options.weights or {}).get(key, 1)
@@ -321,7 +348,7 @@ class _KeyedClaim:
     def _lock_others(
         self,
         dealt: Dealt[Place],
-        others: Mapping[Place, Sequence[Place]],
+        turns: Mapping[Place, _Turn],
         flying: InFlight,
         states: Mapping[Place, KeyState],
         found: dict[Place, list[Any]],
@@ -331,15 +358,16 @@ class _KeyedClaim:
         Adds them to ``found``, and returns how many messages of each of these rows were looked for.
         """
         shares: dict[Place, int] = {}
-        for nth in range(max(map(len, others.values()), default=0)):
+        for nth in range(1, max((len(turn.served) for turn in turns.values()), default=0)):
             asked: dict[Place, int] = {}
             lapsed: dict[Place, int] = {}
             for first, share in dealt.shares.items():
-                got = [row for place in (first, *others[first]) for row in found.get(place, ())]
+                its = turns[first].served
+                got = [row for place in its for row in found.get(place, ())]
                 missing = share - len(got)
-                if not missing or nth >= len(others[first]):
+                if not missing or nth >= len(its):
                     continue
-                place = others[first][nth]
+                place = its[nth]
                 again = min(missing, flying.lapsed.get(place, 0))
                 new = min(missing - again, flying.free[place[0]] - sum(row.claim_id is None for row in got))
                 if again + new:
