@@ -228,8 +228,8 @@ def test_the_search_for_the_first_due_message_passes_no_ended_leases(table: Mess
     table.ack(table.receive(10 * ROUNDS))
     now = table.context.backend.now()
     with statements_of(database.backend, "orders") as seen, database.backend.snapshot() as connection:
-        values = {"key": "a", "priority": 0, "low": now, "until": now + 1}
-        assert connection.execute(_first_due(table.context), values).all() == []
+        values = {"key": "a", "priority": 0, "of": 0, "low": now, "until": now + 1}
+        assert connection.execute(_first_due(table.context, checks=True), values).all() == [(None, 0)]
     assert pages(database, *seen[0]) < ROUNDS
 
 

@@ -272,7 +272,7 @@ def test_a_search_for_messages_of_a_key_ends_at_its_finished_messages(
     def pages_of(key: str) -> int:
         values = {"key": key, "priority": 0, "low": clock.now, "until": MAX_NS}
         with statements_of(database.backend, "orders") as seen, database.backend.snapshot() as connection:
-            assert connection.execute(_first_due(table.context), values).all() == []
+            assert connection.execute(_first_due(table.context, checks=False), values).all() == [(None, 0)]
         return pages(database, *seen[0])
 
     # The first key is not followed by the entries of all others. If others write, more pages are read for each entry.

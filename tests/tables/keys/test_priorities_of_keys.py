@@ -66,6 +66,20 @@ def test_messages_of_a_new_priority_are_next_in_their_key(fair: MessageTable, da
     assert [_receive(fair) for _ in range(4)] == [["a3"], ["a1"], ["a0"], ["a-"]]
 
 
+@pytest.mark.parametrize("options", [{"fair_by": "customer"}, {"limit": {"customer": 30}}])
+def test_many_new_messages_of_a_key_come_by_priority(make_table: MakeTable, options: dict[str, Any]) -> None:
+    table = make_table(columns={"customer": "text"}, **options)
+    new = [{"payload": "x", "customer": "abc"[nth % 3], "priority": nth * 7 % 10} for nth in range(240)]
+    table.put_many(new)
+    waiting = {key: sorted(one["priority"] for one in new if one["customer"] == key) for key in "abc"}
+    for _ in range(60):
+        claimed = table.receive(4)
+        for one in claimed:
+            assert one.priority == waiting[str(one.columns["customer"])].pop()
+        table.ack(claimed)
+    assert not any(waiting.values())
+
+
 def test_lower_priorities_follow_when_all_messages_of_a_higher_one_are_cancelled(fair: MessageTable) -> None:
     ids = _put(fair, "a8", "a9", priority=9)
     _put(fair, "a0")

@@ -35,11 +35,20 @@ a planner that believes few messages leased would search all of them for the few
 
 
 def index_of_unrouted(first: str = "", unacked: str = "time_acked IS NULL") -> str:
-    """Return the statement for the partial index of unrouted messages, by key; ``first`` stands before the key."""
+    """Return the statement for the partial index of unrouted messages, by key and `level_of`.
+
+    ``first`` stands before the key.
+    """
     return (
-        f"CREATE INDEX %(unrouted)s ON %(table)s ({first}({MESSAGE_KEY} || ''), priority, time_next)"
+        f"CREATE INDEX %(unrouted)s ON %(table)s"
+        f" ({first}({MESSAGE_KEY} || ''), (-CAST(priority AS BIGINT)), time_next)"
         f" WHERE {unacked} AND routed <> 1"
     )
+
+
+def level_of(rows: sa.FromClause) -> sa.ColumnElement[int]:
+    """Return the negated priority, in the form of that index: a search meets the highest priority of a key first."""
+    return -sa.cast(rows.c.priority, sa.BigInteger)  # the lowest priority has no 32-bit negation
 
 
 def column_of(key: str, column_type: str) -> str:

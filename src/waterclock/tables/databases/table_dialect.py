@@ -18,7 +18,7 @@ from waterclock.database.schema.table_catalogue import groups
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.databases.changes import Changes, Polling
 from waterclock.tables.databases.inserting import NewRows
-from waterclock.tables.databases.message_keys import LEASED_SQL, add_keys
+from waterclock.tables.databases.message_keys import LEASED_SQL, add_keys, level_of
 from waterclock.tables.model.claims.claim import Claimed, Wanted
 from waterclock.tables.model.days import Days
 from waterclock.tables.model.options import IdType
@@ -149,6 +149,10 @@ class TableDialect(ABC):
         """
         del rows
         return sa.literal_column("0", sa.BigInteger)
+
+    def by_rank(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the order of the messages of a key in the index of unrouted ones: the highest priority first."""
+        return level_of(rows)
 
     @abstractmethod
     def adopt(self, connection: sa.Connection, rows: sa.Table, id_type: IdType, present: Collection[str]) -> None:

@@ -21,6 +21,7 @@ from waterclock.database.schema.table_catalogue import message_keys
 from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.mariadb import unrouted_keys
+from waterclock.tables.databases.message_keys import level_of
 from waterclock.tables.databases.postgresql.unrouted_keys import is_behind, next_places
 from waterclock.tables.databases.table_dialect import adapted
 from waterclock.tables.groups.routing import try_turn
@@ -95,7 +96,7 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
 
 def _end_of(window: Sequence[Any], count: int) -> Behind | None:
     """Return the place behind which the search goes on, if the window is full."""
-    return (window[-1].block, window[-1].key, window[-1].priority) if len(window) == count else None
+    return (window[-1].block, window[-1].key, window[-1].level) if len(window) == count else None
 
 
 def _skip(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:
@@ -178,7 +179,7 @@ def _lock(context: TableContext, connection: SqlConnection, which: str, values: 
     if context.sql.one_writer or context.sql.is_bounded:
         return found
     # MariaDB locks the messages in no order. It compares keys by their bytes, and so does Python.
-    return sorted(found, key=attrgetter("block", "key", "priority", "time_next"))
+    return sorted(found, key=attrgetter("block", "key", "level", "time_next"))
 
 
 def _route(
@@ -240,12 +241,12 @@ def _note(
 
 def _named(after: Behind | None) -> dict[str, Any]:
     assert after is not None  # noqa: S101  # the caller has checked it
-    return dict(zip(("block", "key", "priority"), after, strict=True))
+    return dict(zip(("block", "key", "level"), after, strict=True))
 
 
 def _last(rows: sa.Table) -> tuple[sa.ColumnElement[Any], ...]:
     """Return the parameters of `_named`."""
-    types = {"block": sa.BigInteger(), "key": rows.c[MESSAGE_KEY].type, "priority": sa.BigInteger()}
+    types = {"block": sa.BigInteger(), "key": rows.c[MESSAGE_KEY].type, "level": sa.BigInteger()}
     return tuple(sa.bindparam(name, type_=of) for name, of in types.items())
 
 
@@ -253,8 +254,8 @@ def _last(rows: sa.Table) -> tuple[sa.ColumnElement[Any], ...]:
 def _window(context: TableContext, which: str, *, locks: bool = False) -> sa.Select[*tuple[Any, ...]]:
     """Lock new messages; if ``locks``, the search itself locks them, and so finds those behind locked ones."""
     rows = context.rows
-    key, block = context.sql.few(rows.c[MESSAGE_KEY]), context.sql.block_of(rows)
-    _, last, priority = _last(rows)
+    key, block, level = context.sql.few(rows.c[MESSAGE_KEY]), context.sql.block_of(rows), level_of(rows)
+    _, last, last_level = _last(rows)
     if context.sql.one_writer:  # SQLite stores invalid text, too, which Python reads as bytes
         last = last.op("||")(sa.literal_column("''"))  # a CAST would keep it from the index
     if context.sql.is_bounded:
@@ -263,16 +264,16 @@ def _window(context: TableContext, which: str, *, locks: bool = False) -> sa.Sel
         behind = key > last
     else:
         behind = _is_behind_in_ranges(context)
-    chosen = {"first": of_any_key(context), "same": (key == last) & (rows.c.priority > priority), "behind": behind}
+    chosen = {"first": of_any_key(context), "same": (key == last) & (level > last_level), "behind": behind}
     order = () if which == "same" else (key,) if context.sql.one_writer else (block, key)
-    its = rows.c.priority, rows.c.time_next, rows.c.claim_id
+    its = level.label("level"), rows.c.priority, rows.c.time_next, rows.c.claim_id
     columns = rows.c.seq, block.label("block"), key.label("key"), *its
     conditions = is_unrouted(context), chosen[which]
 
     def search(source: sa.FromClause) -> sa.Select[*tuple[Any, ...]]:
         adapt = adapted(source, rows)
         found = context.sql.by_index(sa.select(*map(adapt, columns)), source, "unrouted").where(*map(adapt, conditions))
-        in_order = found.order_by(*map(adapt, (*order, rows.c.priority, rows.c.time_next)))
+        in_order = found.order_by(*map(adapt, (*order, context.sql.by_rank(rows), rows.c.time_next)))
         return in_order.limit(sa.bindparam("count", type_=sa.Integer))
 
     if locks:
@@ -284,8 +285,8 @@ def _is_behind_in_ranges(context: TableContext) -> sa.ColumnElement[bool]:
     """Return the condition that a message stands behind a place, as ranges of the index."""
     rows = context.rows
     key, block = context.sql.few(rows.c[MESSAGE_KEY]), context.sql.block_of(rows)
-    last_block, last, priority = _last(rows)
-    in_block = (key > last) | ((key == last) & (rows.c.priority > priority))
+    last_block, last, level = _last(rows)
+    in_block = (key > last) | ((key == last) & (rows.c.priority < -level))
     return (block > last_block) | ((block == last_block) & in_block)
 
 
@@ -303,7 +304,7 @@ def _unrouted(context: TableContext, passed: int) -> sa.Select[*tuple[Any, ...]]
     place = context.sql.block_of(rows).label("block"), rows.c[MESSAGE_KEY].label("key"), rows.c.priority
     found = context.sql.by_index(sa.select(rows.c.seq, *place, rows.c.time_next), rows, "unrouted")
     chosen = unrouted_keys.is_not_passed(rows, passed) if passed else _is_behind_in_ranges(context)
-    return found.where(chosen).order_by(*place, rows.c.time_next)
+    return found.where(chosen).order_by(*place[:2], context.sql.by_rank(rows), rows.c.time_next)
 
 
 @built_once(maxsize=256)
@@ -313,7 +314,7 @@ def _end_of_look(context: TableContext, passed: int) -> sa.Select[*tuple[Any, ..
     Other messages of this place may be left, but those that were read are due earlier.
     """
     found = _unrouted(context, passed)
-    place = [found.selected_columns[name] for name in ("block", "key", "priority")]
+    place = found.selected_columns.block, found.selected_columns.key, level_of(context.rows).label("level")
     found = found.with_only_columns(*place, maintain_column_froms=True)
     return found.limit(sa.literal_column("1")).offset(sa.literal_column(str(_LOOKED_AHEAD - 1)))
 

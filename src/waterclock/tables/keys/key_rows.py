@@ -34,6 +34,7 @@ from waterclock.database.schema.table_catalogue import LOWEST, message_keys
 from waterclock.database.sql_connection import SqlConnection, SqlRows
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.databases.mariadb.listed_rows import delete_listed
+from waterclock.tables.databases.message_keys import level_of
 from waterclock.tables.databases.table_dialect import LongKey
 from waterclock.tables.groups.settled_values import written_at
 from waterclock.tables.keys.execute_together import Search, execute_together
@@ -238,7 +239,7 @@ def place_all(
 
 
 def follow(context: TableContext, connection: SqlConnection, states: Mapping[Place, KeyState]) -> None:
-    """Make rows follow the row of their key that waits for its turn."""
+    """Put rows behind the row of their key that waits for its turn."""
     _change(context, connection, {place: _times(state) for place, state in states.items()}, is_due=FOLLOWS)
 
 
@@ -342,7 +343,7 @@ def add(
 def _adding(context: TableContext, *, looks: bool) -> sa.Insert:
     rows, at = context.rows, context.rows.c.time_next
     first, is_due = sa.func.min(at), (at <= context.backend.now_sql()) & rows.c.claim_id.is_(None)
-    level = -sa.cast(rows.c.priority, sa.BigInteger)  # the least priority has no 32-bit negation
+    level = level_of(rows)
     its = sa.select(
         sa.literal(context.table_id, sa.BigInteger),
         rows.c[MESSAGE_KEY],

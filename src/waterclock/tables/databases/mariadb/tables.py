@@ -131,7 +131,7 @@ _KEYS = [
         # A search that finds no unacked message of a key ends at its finished ones, not at those of all later keys.
         f" ADD INDEX %(key)s ({MESSAGE_KEY}, priority, time_acked, time_next, seq),"
         f" ADD INDEX %(leased)s ({LEASED_SINCE}, {MESSAGE_KEY}, priority, time_next, seq),"
-        f" ADD INDEX %(unrouted)s ({UNROUTED_SINCE}, {MESSAGE_KEY}, priority, time_next)",
+        f" ADD INDEX %(unrouted)s ({UNROUTED_SINCE}, {MESSAGE_KEY}, priority DESC, time_next)",
         _KEY_TRIGGER,
     )
     for key in ("CAST(%(source)s AS CHAR CHARACTER SET utf8mb4)", "JSON_VALUE(%(source)s, '$.\"%(header)s\"')")
@@ -351,6 +351,10 @@ class MariadbTables(ClaimsInSteps, TableDialect):
         """Select them by key, as `lock_keys` does."""
         chosen = super().rows_of_each(table, value, columns, name, skip_locked=skip_locked)
         return chosen.with_hint(table, "FORCE INDEX (PRIMARY)")
+
+    def by_rank(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the priority, the highest first: the index has no expressions."""
+        return rows.c.priority.desc()
 
     def at_write(self, now: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
         """Add the time that the statement has taken: it may have waited for a lock."""

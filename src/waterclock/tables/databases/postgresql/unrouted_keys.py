@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import Grouping
 
+from waterclock.tables.databases.message_keys import level_of
 from waterclock.tables.model.row_conditions import not_acked
 from waterclock.tables.model.schema import MESSAGE_KEY
 from waterclock.time import MAX_NS
@@ -67,11 +68,11 @@ def last_drawn(rows: sa.Table) -> sa.ColumnElement[int]:
 
 
 def _place(rows: sa.FromClause) -> _Place:
-    return block_of(rows), rows.c[MESSAGE_KEY].concat(sa.literal_column("''")), rows.c.priority
+    return block_of(rows), rows.c[MESSAGE_KEY].concat(sa.literal_column("''")), level_of(rows)
 
 
 def is_behind(rows: sa.FromClause, last: _Place) -> sa.ColumnElement[bool]:
-    """Return the condition that a message stands in the index behind a place: the first column, key, priority."""
+    """Return the condition that a message stands in the index behind a place: the first column, key, level."""
     return sa.tuple_(*_place(rows)) > sa.tuple_(*last)
 
 
@@ -84,9 +85,9 @@ def next_places(rows: sa.Table, last: _Place, *, of_keys: bool = False) -> sa.Se
 
     def first_behind(last: _Place, nth: sa.ColumnElement[int]) -> sa.Select[*tuple[Any, ...]]:
         one = rows.alias()
-        block, key, priority = place = _place(one)
+        block, key, level = place = _place(one)
         unrouted = not_acked(one), one.c.routed != sa.literal_column("1")
-        named = block.label("block"), key.label("key"), priority, nth.label("nth")
+        named = block.label("block"), key.label("key"), level.label("level"), one.c.priority, nth.label("nth")
         return (
             sa.select(*named, one.c.time_next, one.c.seq, one.c.claim_id)
             .where(*unrouted, is_behind(one, last))
@@ -97,8 +98,8 @@ def next_places(rows: sa.Table, last: _Place, *, of_keys: bool = False) -> sa.Se
 
     base = first_behind(last, sa.literal_column("1", sa.Integer)).subquery()
     found = sa.select(base).cte("found", recursive=True)
-    priority = sa.literal_column(str(MAX_NS), sa.BigInteger) if of_keys else found.c.priority
-    last = found.c.block, found.c.key, priority
+    level = sa.literal_column(str(MAX_NS), sa.BigInteger) if of_keys else found.c.level
+    last = found.c.block, found.c.key, level
     following = first_behind(last, found.c.nth + sa.literal_column("1")).lateral("following")
     more = sa.select(following).select_from(found.join(following, sa.true()))
     found = found.union_all(more.where(found.c.nth < sa.bindparam("count", type_=sa.Integer)))

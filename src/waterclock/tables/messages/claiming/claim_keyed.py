@@ -65,7 +65,7 @@ class Examined:
     tier: int  # the first tier that may have other keys
 
 
-class _Turn(NamedTuple):
+class _KeyTurn(NamedTuple):
     """The turn of a row; in a table with ``fair_by``, of a key. Rows are in order of priority, the highest first."""
 
     found: Sequence[Place]  # the rows that the search found
@@ -86,7 +86,7 @@ class _Served(NamedTuple):
     found: Mapping[Place, Sequence[Any]]  # the messages
     shares: Mapping[Place, int]  # for how many messages of each row the claim looked
     dealt: Dealt[Place]
-    turns: Mapping[Place, _Turn]  # by the row that was served first
+    turns: Mapping[Place, _KeyTurn]  # by the row that was served first
     states: Mapping[Place, KeyState]
     rates: KeyRates
     paused: dict[Place, int]  # until when their rates let no message go, ns
@@ -172,7 +172,7 @@ class _KeyedClaim:
         turns = [turn for turn in turns if turn.found[0] not in paused]
         keys = {turn.found[0][0] for turn in turns}
         flying = free_places(context, keys, trusted(context, connection, keys, counted), self._room)
-        begins: dict[Place, _Turn] = {}
+        begins: dict[Place, _KeyTurn] = {}
         for turn in turns:
             served = [place for place in turn.served if flying.has_claimable(place)]
             if served:
@@ -192,31 +192,31 @@ class _KeyedClaim:
 
     def _turns_of(
         self, places: Sequence[Place], begun: dict[Place, Any], ours: Mapping[str, Sequence[Any]]
-    ) -> list[_Turn]:
+    ) -> list[_KeyTurn]:
         """Return the turns of rows; those of the same key in a table with ``fair_by`` have one turn.
 
         Adds the other rows of the keys to ``begun``.
         """
         if not self._is_fair:
-            return [_Turn([place], [place], frozenset(), [place], is_owned=place[0] in ours) for place in places]
+            return [_KeyTurn([place], [place], frozenset(), [place], is_owned=place[0] in ours) for place in places]
         found: dict[str, list[Place]] = {}
         for place in places:
             found.setdefault(place[0], []).append(place)
-        turns: list[_Turn] = []
+        turns: list[_KeyTurn] = []
         for key, its in found.items():
             others = {(key, row.level): row for row in ours.get(key, ()) if row.is_due in (HAS_TURN, FOLLOWS)}
             begun |= {place: row for place, row in others.items() if place not in begun}
             due = sorted({*its, *others})
             served = [place for place in due if place not in self._left and place not in self._passed]
             following = frozenset(place for place, row in others.items() if row.is_due == FOLLOWS)
-            turns.append(_Turn(its, due, following, served[:_PRIORITIES_AT_ONCE], is_owned=key in ours))
+            turns.append(_KeyTurn(its, due, following, served[:_PRIORITIES_AT_ONCE], is_owned=key in ours))
         return turns
 
     def _claim(
         self,
         found: Mapping[Place, Sequence[Any]],
         dealt: Dealt[Place],
-        turns: Mapping[Place, _Turn],
+        turns: Mapping[Place, _KeyTurn],
         states: dict[Place, KeyState],
         rates: KeyRates,
     ) -> None:
@@ -348,7 +348,7 @@ class _KeyedClaim:
     def _lock_others(
         self,
         dealt: Dealt[Place],
-        turns: Mapping[Place, _Turn],
+        turns: Mapping[Place, _KeyTurn],
         flying: InFlight,
         states: Mapping[Place, KeyState],
         found: dict[Place, list[Any]],

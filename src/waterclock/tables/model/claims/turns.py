@@ -11,7 +11,7 @@ _K = TypeVar("_K", bound=Hashable)
 
 
 Behind = tuple[int, str, int]
-"""A place in the index of unrouted messages: `TableDialect.block_of`, key and priority."""
+"""A place in the index of unrouted messages: `TableDialect.block_of`, key and level."""
 
 
 @dataclass(slots=True)
