@@ -160,6 +160,16 @@ def test_it_does_not_wait_for_a_rate(database: Database, options: dict[str, Any]
     assert drain(table, lambda _: None) == 1
 
 
+@pytest.mark.one_database
+def test_it_takes_messages_of_a_higher_priority_first_if_keys_have_a_rate(database: Database) -> None:
+    table = database.create_table("paced", payload="text", rate={"kind": "1/h"})
+    table.put_many([{"payload": f"low {kind}", "headers": {"kind": kind}} for kind in "ab"])
+    table.put_many([{"payload": f"high {n}", "headers": {"kind": "a"}, "priority": 1} for n in range(2)])
+    seen: list[object] = []
+    assert drain(table, lambda delivery: seen.append(delivery.payload)) == 4
+    assert seen[:2] == ["high 0", "high 1"]
+
+
 def test_a_handler_that_always_puts_another_is_stopped(orders: MessageTable) -> None:
     orders.put("x")
     with pytest.raises(wc.InvalidArgumentError, match="limit"):

@@ -28,7 +28,7 @@ from waterclock.tables.messages.finishing.dead_letters import bury_leased
 from waterclock.tables.messages.finishing.expiring import expire_claimed
 from waterclock.tables.model.attempts import Failure
 from waterclock.tables.model.claims.claim import Wanted
-from waterclock.tables.model.options import check_count
+from waterclock.tables.model.options import MOST, check_count
 from waterclock.time import to_duration
 from waterclock.work.flow.fetcher import UNKNOWN_FOR
 from waterclock.work.ground.handlers import BoundHandler, Handlers, handlers_of, is_factory
@@ -101,8 +101,9 @@ def _refuse_loop(name: str) -> None:
 def _drain(table: MessageTable, handlers: Handlers, loop: asyncio.Runner, connection: Any, limit: int) -> int:
     context = table.context
     if context.options.rate is not None:  # like a table's rate_limit, it must not delay a test
-        unlimited = replace(context.options, rate=None, fair_by=context.options.turns_by)
-        context = replace(context, options=unlimited)
+        key = next(iter(context.options.rate))
+        unpaced = replace(context.options, rate=None, limit=context.options.limit or {key: MOST})
+        context = replace(context, options=unpaced)
     callers = CallerConnections(context.backend)
     lend = _own(context) if connection is None else lambda: callers.use(connection)
     kinds = None if context.options.groups else handlers.kinds
