@@ -236,7 +236,7 @@ class Database(Closing):
         limit
             Maximum number of messages of one key that are leased at once, over all consumers, for example
             ``{"customer": 3}``. The key is a column of the table, otherwise a header, or the group (``"group"``);
-            messages without the key are not limited. Keys take turns as with ``fair_by``. None: no limit.
+            messages without the key are not limited. Keys take turns within one priority. None: no limit.
         rate
             Maximum number of messages of one key that are handed out per second, minute, hour or day, over all
             consumers, for example ``{"customer": "10/s"}``, ``{"kind": "600/m"}`` or ``{"kind": "5/h"}``; a number is
