@@ -426,6 +426,23 @@ def test_keys_still_take_turns_after_their_limit_is_lifted(limited: MessageTable
     assert [one.payload for one in limited.receive(100)] == ["a3"]
 
 
+@pytest.mark.parametrize("lifted", ["limit", "rate"])
+def test_a_low_priority_is_served_after_the_limit_of_its_key_is_lifted(
+    make_table: MakeTable, database: Database, clock: MovableClock, lifted: str
+) -> None:
+    table = make_table(columns={"customer": "text"}, **{lifted: {"customer": 1_000}}, batch_size=100)
+    _put(table, "a0", "b0", priority=-1)
+    _put(table, "a5", priority=5)
+    _put(table, *(["c0"] * 50))
+    table.ack(table.receive(2))
+    assert table.receive(1, where="customer = 'a' AND priority = 5") == []  # so this row has a later turn
+    table.alter(**{lifted: None})  # pyright: ignore[reportArgumentType]  # the name of an option
+    _put(table, "a6", priority=5)
+    other = database.table("orders")
+    claimed = [delivery.payload for _ in range(6) for delivery in other.receive(1)]
+    assert {"a0", "a6", "b0"} <= set(claimed)
+
+
 def test_a_priority_without_due_messages_takes_no_place_of_its_key(limited: MessageTable) -> None:
     _put(limited, "a0")
     _put(limited, "a1", priority=5)

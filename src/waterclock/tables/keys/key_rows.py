@@ -102,6 +102,7 @@ def state_of(row: Any) -> KeyState:
 
 
 _WOKEN_AT_ONCE = 100
+_MOVED_AT_ONCE = 100
 _BOUNDED: tuple[str, ...] = ("turn", "due_at")  # columns below whose bounds nothing is written
 _TIMES = "first_at", "gap_from", "gap_to", "leased_from", "leased_seq"  # columns of a `KeyState`
 
@@ -158,6 +159,24 @@ def wake(context: TableContext, connection: SqlConnection, now: int) -> None:
     found = lock_found(connection, _awake(context), values)
     states = {(row.message_key, row.level): state_of(row) for row in found}
     place_all(context, connection, states, now)
+
+
+def move_tiers(context: TableContext, connection: SqlConnection) -> bool:
+    """Assign turns to rows that wait behind the tier of a table with ``fair_by``; return whether there may be more.
+
+    They began to wait while the table had only a limit or a rate. Claims would not reach them while other keys wait.
+    """
+    found = lock_found(connection, [_behind_only_tier(context)], {"count": _MOVED_AT_ONCE})
+    give_turns(context, connection, {(row.message_key, row.level): state_of(row) for row in found})
+    return len(found) == _MOVED_AT_ONCE
+
+
+@built_once(maxsize=256)
+def _behind_only_tier(context: TableContext) -> LockingSearch:
+    its = message_keys.c
+    found = sa.select(its.message_key, its.level, *columns_of_state())
+    found = found.where(has_turn(context), its.tier > sa.literal_column(str(tier_of(context, 0))))
+    return locking_search(context, found, its.tier, its.turn, index="turn")
 
 
 @built_once(maxsize=256)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from waterclock._support import moments
 from waterclock.database.driver_fast_path import execute_later
 from waterclock.database.per_database_cache import built_once
 from waterclock.database.sql_connection import SqlConnection, SqlRows
@@ -30,6 +31,7 @@ from waterclock.tables.keys.key_rows import (
     give_turns,
     is_from_low,
     last_turns,
+    move_tiers,
     of_messages,
     of_place,
     owned,
@@ -53,6 +55,7 @@ from waterclock.tables.model.schema import MESSAGE_KEY
 _KEYS_AT_ONCE = 100
 LOWEST_TIER = -(2**31)
 _PRIORITIES_AT_ONCE = 20  # in one turn of a key: many may have no message, and each is a search
+_LOOK_AT_TIERS_EVERY = 1.0  # seconds between two looks for rows that wait in the tier of a priority
 _ROUNDS = 20  # rounds of turns in one transaction, so that none lasts long because of keys without claimable messages
 
 
@@ -131,6 +134,9 @@ class _KeyedClaim:
             route_keys(context, connection, self._now, self._room)
         if slept:
             wake(context, connection, self._now)
+        # Other processes may not know yet that the table has become fair.
+        if self._is_fair and context.turns.looks_at_tiers(moments.monotonic(), _LOOK_AT_TIERS_EVERY):
+            context.turns.has_other_tiers = move_tiers(context, connection)
         return all(self._room and self._take_turns() for _ in range(_ROUNDS))
 
     @property

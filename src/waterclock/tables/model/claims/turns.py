@@ -21,12 +21,21 @@ class KeyTurns:
     routed: Behind | None = None  # the place after which the next search begins; None: at the first one
     ahead: Behind | None = None  # the place after which it looks for keys without a turn, if that is behind
     looked_ahead_at: float = float("-inf")  # when it did so last, monotonic
+    has_other_tiers: bool = False  # whether rows may wait in tiers that claims do not reach
+    looked_at_tiers_at: float = float("-inf")  # when it looked for such rows last, monotonic
 
     def looks_ahead(self, now: float, every: float) -> bool:
         """Return whether the last look ahead began so many seconds ago, and begin another one then."""
         if now - self.looked_ahead_at < every:
             return False
         self.looked_ahead_at = now
+        return True
+
+    def looks_at_tiers(self, now: float, every: float) -> bool:
+        """Return whether to look for rows in other tiers: after so many seconds, or if the last look left some."""
+        if not self.has_other_tiers and now - self.looked_at_tiers_at < every:
+            return False
+        self.looked_at_tiers_at = now
         return True
 
 
