@@ -163,6 +163,22 @@ def test_the_first_message_of_a_new_key_comes_next_behind_many_priorities_of_oth
     assert "z0" in _one_by_one(fair, 4)
 
 
+def test_a_new_key_behind_messages_of_a_thousand_keys_that_may_send_nothing_comes_soon(
+    make_table: MakeTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_routing, "_LOOK_AHEAD_EVERY", 3600)
+    paced = make_table(columns={"customer": "text"}, rate={"customer": "1/h"}, batch_size=100)
+    rows = [{"payload": "a", "customer": f"a{number:03}"} for number in range(1000)]
+    paced.put_many(rows)
+    while deliveries := paced.receive(500):
+        paced.ack(deliveries)
+    paced.put_many(rows)
+    assert not any(paced.receive(1) for _ in range(3))  # so that SQLite searches from the first key on again
+    clock.move("1ms")
+    _put(paced, "z0")
+    assert "z0" in [one.payload for _ in range(10) for one in paced.receive(1)]
+
+
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # whose searches pass blocks of messages
 def test_a_new_key_behind_600_blocks_of_another_comes_within_two_messages(
     fair: MessageTable, database: Database, clock: MovableClock

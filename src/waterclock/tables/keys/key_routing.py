@@ -55,6 +55,7 @@ _FEW = 4  # on MariaDB, a window with so many messages of each key, or more, is 
 _LOOKED_AHEAD = 2_000
 """On MariaDB, messages behind the windows of a claim, among which it looks for keys without a turn."""
 _LOOK_AHEAD_EVERY = 0.25  # seconds between two looks behind the windows, each of which takes some milliseconds
+_LOOK_ON_FOR = 0.1  # seconds for which a claim that found nothing to hand out looks for keys behind the windows
 _WINDOWS = 3  # windows that one claim reads, so that the first ones may be full of few keys
 
 
@@ -92,6 +93,25 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
         found = _look_for_keys(context, connection, after)
         _route(context, connection, found, now, are_locked=False, marks=False)
     context.turns.routed = after
+
+
+def look_on(context: TableContext, connection: SqlConnection, now: int) -> None:
+    """Look for further keys behind the windows of `route_keys`, because a claim has found nothing to hand out.
+
+    Very many keys that are full or whose rate is used up would otherwise hide others while consumers are idle.
+    """
+    turns, ends = context.turns, moments.monotonic() + _LOOK_ON_FOR
+    after = turns.routed
+    if after is None or not try_turn(context, connection):
+        return
+    while True:
+        if context.sql.begins_at_constants:
+            found = _look_ahead(context, connection, after, {"now": now, "count": _SKIPPED_AT_ONCE})
+        else:
+            found = _look_for_keys(context, connection, after)
+        _route(context, connection, found, now, are_locked=False, marks=False)
+        if turns.ahead is None or moments.monotonic() >= ends:
+            return
 
 
 def _end_of(window: Sequence[Any], count: int) -> Behind | None:
@@ -151,13 +171,21 @@ def _look_for_others(
             last = passing.end, "", -MAX_NS
             after = last if end is None else max(after, min(tuple(end), last))
     if turns.looks_ahead(moments.monotonic(), _LOOK_AHEAD_EVERY):
-        values |= _named(after if turns.ahead is None else max(turns.ahead, after))
-        end = connection.execute(_end_of_look(context, 0), values).first()
-        ahead = connection.execute(_without_turn(context, 0), values).all()
-        if len(ahead) < _SKIPPED_AT_ONCE:
-            turns.ahead = None if end is None else tuple(end)
-        found += ahead
+        found += _look_ahead(context, connection, after, values)
     return found, after
+
+
+def _look_ahead(
+    context: TableContext, connection: SqlConnection, after: Behind, values: Mapping[str, Any]
+) -> Sequence[Any]:
+    """Read a message of each key that has no row, or sleeps, behind a place, or behind the end of the last look."""
+    turns = context.turns
+    of_look = {**values, **_named(after if turns.ahead is None else max(turns.ahead, after))}
+    end = connection.execute(_end_of_look(context, 0), of_look).first()
+    found = connection.execute(_without_turn(context, 0), of_look).all()
+    if len(found) < _SKIPPED_AT_ONCE:
+        turns.ahead = None if end is None else tuple(end)
+    return found
 
 
 def _read(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:

@@ -22,7 +22,7 @@ from waterclock.tables.databases.table_dialect import adapted
 from waterclock.tables.keys.execute_together import Search, execute_together
 from waterclock.tables.keys.key_limits import NO_KEY, InFlight, counting, free_places, is_leased, leased_from, trusted
 from waterclock.tables.keys.key_rates import KeyRates
-from waterclock.tables.keys.key_routing import route_keys
+from waterclock.tables.keys.key_routing import look_on, route_keys
 from waterclock.tables.keys.key_rows import (
     KeyState,
     Place,
@@ -137,7 +137,10 @@ class _KeyedClaim:
         # Other processes may not know yet that the table has become fair.
         if self._is_fair and context.turns.looks_at_tiers(moments.monotonic(), _LOOK_AT_TIERS_EVERY):
             context.turns.has_other_tiers = move_tiers(context, connection)
-        return all(self._room and self._take_turns() for _ in range(_ROUNDS))
+        may_follow = all(self._room and self._take_turns() for _ in range(_ROUNDS))
+        if unrouted and not may_follow and not self.claimed:
+            look_on(context, connection, self._now)
+        return may_follow
 
     @property
     def examined(self) -> Examined:
