@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from waterclock.connection import Database
 from waterclock.errors import UnavailableError
+from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import discard
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
@@ -50,13 +51,19 @@ def test_messages_of_an_exclusive_group_that_could_not_be_given_back_come_before
 class OneSlot:
     """A fetcher with one slot, whose messages are handled when the test says so."""
 
-    def __init__(self, table: MessageTable, subscription: TableSubscription) -> None:
+    def __init__(self, table: MessageTable, subscription: TableSubscription, *kinds: str) -> None:
         self.handled: list[str] = []
+        self.first_of_groups: list[str] = []
         self.queue, self.counter = DispatchQueue(1), WorkCounts()
         self._writer = OutcomeWriter(self.queue, self.counter)
         self._caller = Caller(self.queue, self.counter, None, None, lambda: None)
-        handlers = Handlers(lambda delivery: self.handled.append(delivery.payload))
+        handlers = Handlers(self._handle) if not kinds else Handlers(dict.fromkeys(kinds, self._handle))
         self.fetcher = Fetcher(table, handlers, subscription, self.queue, self._writer.put, self.counter, Mock())
+
+    def _handle(self, delivery: Delivery) -> None:
+        self.handled.append(delivery.payload)
+        if delivery.first_for_consumer:
+            self.first_of_groups.append(delivery.payload)
 
     def look_at_first(self) -> None:
         """Check whether the first message is still ours, as after a long wait."""
@@ -110,3 +117,41 @@ def test_a_lost_message_that_is_still_leased_goes_back_with_those_behind_it(
         assert worker.fetcher._take(3)
         worker.handle_all()
     assert worker.handled == ["a0", "a1", "a2"]
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
+def test_messages_that_cannot_be_postponed_go_back(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch, groups: str | None
+) -> None:
+    table = make_table(groups=groups, ack_wait="1h")
+    table.put_many([{"payload": f"a{number}", "group": "a", "headers": {"kind": "new"}} for number in range(3)])
+    with table.subscribe(consumer="x") as subscription:
+        worker = OneSlot(table, subscription, "known")
+        monkeypatch.setattr(Delivery, "snooze", Mock(side_effect=UnavailableError("away")))
+        worker.fetcher._take(3)
+        assert worker.counter.now().given_back == 3
+        again = [(one.payload, one.epoch) for one in subscription.take(3)]
+    assert (worker.handled, again) == ([], [("a0", 1), ("a1", 1), ("a2", 1)])
+
+
+@pytest.mark.parametrize("groups", ["sequenced", "exclusive"])
+def test_messages_behind_one_that_is_acked_before_it_is_postponed_come_next(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch, groups: str
+) -> None:
+    table = make_table(groups=groups, ack_wait="1h")
+    table.put("a0", group="a", headers={"kind": "new"})
+    table.put_many([{"payload": f"a{number}", "group": "a", "headers": {"kind": "known"}} for number in range(1, 5)])
+    snooze = Delivery.snooze
+
+    def acked_first(delivery: Delivery, delay: int) -> None:
+        table.ack([1])
+        snooze(delivery, delay)
+
+    monkeypatch.setattr(Delivery, "snooze", acked_first)
+    with table.subscribe(consumer="x") as subscription:
+        worker = OneSlot(table, subscription, "known")
+        for _ in range(3):
+            worker.fetcher._take(3)
+            worker.handle_all()
+    assert worker.handled == ["a1", "a2", "a3", "a4"]
+    assert worker.first_of_groups == (["a1"] if groups == "exclusive" else [])

@@ -13,7 +13,7 @@ from waterclock._support.log_events import event
 from waterclock.database.deadlines import answers_within
 from waterclock.errors import LeaseLostError, WaterclockError
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.discarding import discard
+from waterclock.tables.consumers.discarding import discard, replace_first_for_consumer
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 from waterclock.tables.consumers.subscription import TableSubscription
 from waterclock.tables.message_table import MessageTable
@@ -128,16 +128,18 @@ class Fetcher:
     def _take(self, room: int) -> bool:
         found: list[Delivery] = []
         ours: list[Handling] = []
+        left: list[Delivery] = []
         self._give_back_left()
         begun = moments.monotonic_ns()
         try:
             found = self.subscription.take(room)
-            ours = [Handling(each, self, begun) for each in self._to_handle(found)]
+            kept, left = self._to_handle(found)
+            ours = [Handling(each, self, begun) for each in kept]
             for one in ours:
                 self._heartbeat.keep(one.delivery)
         finally:
             late = self._queue.add(self, ours, begun)
-        self.give_back(late)
+        self.give_back([*late, *(Handling(each, self, begun) for each in left)])
         # Claim again at once while messages come without a pause; otherwise a check costs less than an empty claim.
         is_busy = bool(found) and (self._found_before or self._queue.is_full)
         if is_busy:
@@ -145,25 +147,37 @@ class Fetcher:
         self._found_before = bool(found)
         return is_busy or len(found) == room
 
-    def _to_handle(self, found: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Postpone messages that must not be handled now, with those behind them in their groups."""
+    def _to_handle(self, found: Sequence[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
+        """Postpone messages that must not be handled now, with those behind them in their groups.
+
+        Returns the messages to handle, and those to give back: they could not be postponed, or wait behind one that
+        was not.
+        """
         ours: list[Delivery] = []
-        passed: set[str | None] = set()
-        for each in found:
+        left: list[Delivery] = []
+        postponed: set[str | None] = set()
+        for number, each in enumerate(found):
             in_group = each.leased.position is not None
-            if in_group and each.group in passed:
+            if in_group and each.group in postponed:
                 continue
             delay = self._delay(each)
             if not delay:
                 ours.append(each)
                 continue
             if in_group:
-                passed.add(each.group)
+                postponed.add(each.group)
             try:
                 each.snooze(delay)
-            except LeaseLostError as error:
+            except WaterclockError as error:
                 _log.info("%s", error)
-        return ours
+                behind = [one for one in found[number + 1 :] if in_group and _is_behind(one, each)]
+                if isinstance(error, LeaseLostError):
+                    with suppress(WaterclockError):
+                        replace_first_for_consumer([each], behind)
+                else:
+                    left.append(each)
+                left += behind
+        return ours, left
 
     def _delay(self, one: Delivery) -> Duration:
         """Return how long a message is left to other workers, or for later, without counting an attempt."""
@@ -214,3 +228,7 @@ class Fetcher:
         """Stop extending the leases of messages."""
         for one in handlings:
             self._heartbeat.release(one.delivery)
+
+
+def _is_behind(one: Delivery, other: Delivery) -> bool:
+    return one.leased.position is not None and one.group == other.group
