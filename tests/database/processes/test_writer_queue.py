@@ -6,19 +6,22 @@ import fcntl
 import os
 import signal
 import threading
+import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
 from tests.database.processes.child import Child
+from tests.support.killed import interrupted_at_each_point
 from tests.support.moments import PATIENCE, until
 
 from waterclock.database.backend import Backend
 from waterclock.database.engines import writer_queue as turns_module
-from waterclock.database.engines.writer_queue import WriterQueue
+from waterclock.database.engines.writer_queue import LONGEST_WAIT, WriterQueue
 from waterclock.errors import RefusedError, UnavailableError
 
 
@@ -215,3 +218,65 @@ def test_writers_that_find_the_file_busy_take_turns_from_then_on(sqlite_url: str
     other.transact(lambda _: None)
     backend.close()
     other.close()
+
+
+def test_an_interrupted_wait_for_another_process_closes_its_own_file_alone(
+    turns: WriterQueue, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_process_with_the_turn(file), monkeypatch.context() as patch:
+        patch.setattr(turns_module.moments, "wait", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            turns.turn()
+    until(lambda: all(thread.name != "turn" for thread in threading.enumerate()))
+    with file.open("rb") as other:  # gets the descriptor that has become free
+        turns.close()
+        os.fstat(other.fileno())
+    with closing(turns.turn(with_others=True)):
+        assert not can_be_locked(file)
+    turns.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # if it raises in __del__
+@pytest.mark.parametrize("with_file", [False, True])
+def test_writers_come_first_after_a_signal_handler_raised_an_exception_at_any_point(
+    turns: WriterQueue, file: Path, with_file: bool
+) -> None:
+    def write() -> None:
+        with closing(turns.turn(PATIENCE, with_others=with_file)):
+            pass
+
+    points = 0
+    for _ in interrupted_at_each_point(write, ["writer_queue.py"]):
+        points += 1
+        assert not with_file or not file.exists() or can_be_locked(file)
+        assert not turns._is_taken
+        assert not turns._threads
+    assert points > 10
+    turns.close()
+
+
+def assert_waits_not(turns: WriterQueue) -> None:
+    began = time.monotonic()
+    with closing(turns.turn(PATIENCE)):
+        assert time.monotonic() - began < LONGEST_WAIT / 2
+
+
+def test_a_signal_handler_does_not_wait_for_the_turn_of_its_thread(turns: WriterQueue) -> None:
+    with closing(turns.turn()):
+        assert_waits_not(turns)
+        assert_waits_not(turns)
+    assert not turns._threads
+
+
+def test_a_signal_handler_does_not_wait_behind_its_thread(turns: WriterQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(lock: threading.Lock, seconds: float) -> bool:
+        assert_waits_not(turns)
+        return lock.acquire(timeout=seconds)
+
+    with ThreadPoolExecutor(1) as pool:
+        with closing(turns.turn()):
+            monkeypatch.setattr(turns_module.moments, "acquire", interrupted)
+            writing = pool.submit(lambda: turns.turn(PATIENCE).close())
+            until(lambda: turns._waiting)
+        writing.result(PATIENCE)
+    assert not turns._threads

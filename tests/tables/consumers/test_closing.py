@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dis
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.support.killed import interrupted_at_each_point
 from tests.tables.grouped import lease_until, put
 from tests.tables.kinds import KINDS
 
@@ -172,10 +170,6 @@ def ends(call: Callable[[], object]) -> bool:
     return not thread.is_alive()
 
 
-class Interrupted(BaseException):
-    """Raised by a signal handler."""
-
-
 def before(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, handler: Callable[[], object]) -> None:
     """Run a signal handler once, before a method."""
     method, handlers = getattr(owner, name), [handler]
@@ -232,16 +226,6 @@ def test_a_signal_handler_may_close_a_subscription_that_waits_or_counts(
     assert received + [one.payload for one in table.receive(10, consumer="y")] == ["a1"]
 
 
-def runs_signal_handlers(code: CodeType, at: int) -> bool:
-    """Return whether the interpreter runs signal handlers here: at the beginning of a function, and after a call."""
-    if code.co_code[at] == dis.opmap["RESUME"]:
-        return True
-    before = at - 2
-    while before > 0 and code.co_code[before] == dis.opmap["CACHE"]:
-        before -= 2
-    return code.co_code[before] == dis.opmap["CALL"]
-
-
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_subscription_works_after_a_signal_handler_raised_an_exception_at_any_point(
     make_table: Callable[..., MessageTable],
@@ -251,36 +235,9 @@ def test_a_subscription_works_after_a_signal_handler_raised_an_exception_at_any_
     files = ("subscription.py", "moments.py", "contextlib.py")
     deliveries = table.subscribe(consumer="x")
 
-    def poll_interrupted(after: int) -> bool:
-        left = after
-
-        def trace(frame: FrameType, event: str, _: object) -> Any:
-            nonlocal left
-            code = frame.f_code
-            if event == "call":
-                frame.f_trace_opcodes = True
-                return trace if code.co_name in names and code.co_filename.endswith(files) else None
-            left -= event == "opcode" and runs_signal_handlers(code, frame.f_lasti)
-            if left == 0:
-                sys.settrace(None)
-                raise Interrupted
-            return trace
-
-        tracing = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            deliveries.poll()
-        except Interrupted:
-            return True
-        finally:
-            sys.settrace(tracing)
-        return False
-
     def poll_until_not_interrupted() -> None:
-        after = 1
-        while poll_interrupted(after):
-            after += 1
-        assert after > 10
+        points = list(interrupted_at_each_point(deliveries.poll, files, names))
+        assert len(points) > 10
 
     assert ends(poll_until_not_interrupted)
     assert ends(deliveries.close)

@@ -18,7 +18,6 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +41,7 @@ class WriterQueue:
         self._path = file.with_name(f"{file.name}-turn")
         self._lock = threading.RLock()  # a signal handler may write while its thread holds it
         self._is_taken = False
+        self._threads: set[int] = set()  # those that have a turn, or wait for one
         self._waiting: deque[threading.Lock] = deque()
         self._file: int | None = None
         self._look_at = -math.inf
@@ -51,6 +51,7 @@ class WriterQueue:
         """Forget the waiting threads: after a fork they do not exist in this process."""
         self._lock = threading.RLock()  # a signal handler may write while its thread holds it
         self._is_taken = False
+        self._threads = set()
         self._waiting = deque()
         self._file, self._look_at = None, -math.inf  # already closed, with those of other turns
 
@@ -61,32 +62,40 @@ class WriterQueue:
         """
         give_up_at = moments.monotonic() + min(seconds, LONGEST_WAIT)
         turn = Turn()
-        if self._come_first(give_up_at):
-            turn.let_next_come_first = self._let_next_come_first
-            try:
-                turn.file = self._take_file(give_up_at, make=with_others)
-            except BaseException:
-                turn.close()
-                raise
+        try:
+            if self._come_first(turn, give_up_at):
+                self._take_file(turn, give_up_at, make=with_others)
+        except BaseException:
+            turn.close()
+            raise
         turn.ends_at = moments.monotonic() + LONGEST_WAIT
         return turn
 
-    def _come_first(self, give_up_at: float) -> bool:
+    def _come_first(self, turn: Turn, give_up_at: float) -> bool:
+        me = threading.get_ident()
         with self._lock:
             if not self._is_taken:
-                self._is_taken = True
+                self._is_taken, turn.queue, turn.thread = True, self, me
+                self._threads.add(me)
                 return True
+            if me in self._threads:  # a signal handler interrupted this thread, which cannot go on meanwhile
+                return False
             asleep = threading.Lock()
             asleep.acquire()
+            self._threads.add(me)
             self._waiting.append(asleep)
         try:
-            if moments.acquire(asleep, max(give_up_at - moments.monotonic(), 0)):
+            if moments.acquire(asleep, max(give_up_at - moments.monotonic(), 0)) or not self._give_up(asleep):
+                turn.queue, turn.thread = self, me
                 return True
         except BaseException:
             if not self._give_up(asleep):
-                self._let_next_come_first()
+                self.let_next_come_first(me)
             raise
-        return not self._give_up(asleep)
+        finally:
+            if turn.queue is None:
+                self._threads.discard(me)
+        return False
 
     def _give_up(self, asleep: threading.Lock) -> bool:
         """Leave the queue; return False if the turn came at that moment."""
@@ -96,17 +105,19 @@ class WriterQueue:
                 return True
             return False
 
-    def _let_next_come_first(self) -> None:
+    def let_next_come_first(self, thread: int) -> None:
+        """End the turn of a thread."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().release()
             else:
                 self._is_taken = False
+            self._threads.discard(thread)
 
-    def _take_file(self, give_up_at: float, *, make: bool) -> int | None:
-        """Lock the file of turns; return None if it is missing, or takes too long."""
+    def _take_file(self, turn: Turn, give_up_at: float, *, make: bool) -> None:
+        """Lock the file of turns, unless it is missing, or takes too long."""
         if fcntl is None:
-            return None
+            return
         now = moments.monotonic()
         if self._file is None and (make or now >= self._look_at):
             self._look_at = now + _LOOK_EVERY
@@ -114,17 +125,16 @@ class WriterQueue:
                 self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | (os.O_CREAT if make else 0), 0o644)
                 _opened.add(self._file)
         if self._file is None:
-            return None
+            return
+        file = turn.file = self._file  # before it is locked: if an exception follows, the turn unlocks it
         try:
-            _lock(self._file, wait=False)
+            _lock(file, wait=False)
         except BlockingIOError:
-            wait = _Wait(self._file)
-            if not wait.until(give_up_at):
-                self._file = None  # the waiting thread closes it now
-                return None
+            turn.file = self._file = None  # the waiting thread closes it, unless the lock comes in time
+            if _Wait(file).until(give_up_at, turn):
+                self._file = file
         except OSError:
-            return None
-        return self._file
+            turn.file = None
 
     def close(self) -> None:
         """Close the file. The turns can be used again."""
@@ -139,15 +149,21 @@ class Turn:
 
     ends_at = math.inf  # by when it should be closed, in seconds of `moments.monotonic`
     file: int | None = None  # the locked file of turns
-    let_next_come_first: Callable[[], None] | None = None
+    # If it has come: its queue, and its thread.
+    queue: WriterQueue | None = None
+    thread = 0
 
     def close(self) -> None:
         """Pass the turn on. Idempotent."""
         if self.file is not None:
             _unlock(self.file)
-        if self.let_next_come_first is not None:
-            self.let_next_come_first()
-        self.file = self.let_next_come_first = None
+        if self.queue is not None:
+            self.queue.let_next_come_first(self.thread)
+        self.file = self.queue = None
+
+    def __del__(self) -> None:
+        # A signal handler may have raised an exception before the caller got it.
+        self.close()
 
 
 def _close(file: int) -> None:
@@ -174,7 +190,6 @@ class _Wait:
         self._lock = threading.RLock()  # a signal handler may write while its thread holds it
         self._has_it = threading.Event()
         self._is_given_up = False
-        threading.Thread(target=self._wait, name="turn", daemon=True).start()
 
     def _wait(self) -> None:
         with suppress(OSError):
@@ -184,15 +199,18 @@ class _Wait:
             if self._is_given_up:
                 _close(self._file)
 
-    def until(self, give_up_at: float) -> bool:
-        """Wait; return False if it took too long; then the lock is released when it comes."""
+    def until(self, give_up_at: float, turn: Turn) -> bool:
+        """Wait; return False if it took too long; then the file is closed when the lock comes."""
         try:
-            if moments.wait(self._has_it, max(give_up_at - moments.monotonic(), 0)):
+            threading.Thread(target=self._wait, name="turn", daemon=True).start()
+            if moments.wait(self._has_it, max(give_up_at - moments.monotonic(), 0)) or not self._give_up():
+                turn.file = self._file
                 return True
         except BaseException:
-            self._give_up()
+            if not self._give_up():
+                _close(self._file)
             raise
-        return not self._give_up()
+        return False
 
     def _give_up(self) -> bool:
         with self._lock:
