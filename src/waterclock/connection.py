@@ -349,11 +349,17 @@ class Database(Closing):
         return self.backend.lend()
 
     def close(self) -> None:
-        """Close the connections."""
-        if self._has_opened_tables:
-            from waterclock.tables.messages.rows.process_heartbeat import forget
+        """Close the connections.
 
-            forget(self.backend)
+        Messages of subscriptions that are still open return to the table when their leases end, and so do the groups of
+        their consumers.
+        """
+        if self._has_opened_tables:
+            from waterclock.tables.consumers.heartbeats import consumer_heartbeat
+            from waterclock.tables.messages.rows import process_heartbeat
+
+            consumer_heartbeat.forget(self.backend)
+            process_heartbeat.forget(self.backend)
         self.backend.close()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -264,3 +264,22 @@ def test_a_forked_process_does_not_beat_for_the_one_it_came_from(
             patch.setattr(os, "getpid", lambda: -1)
             later.beat()
             assert lease_until(database, "x") == before
+
+
+def test_an_open_subscription_is_not_renewed_after_its_database_was_closed(
+    connect: Callable[..., Database], clock: MovableClock, later: Heartbeat
+) -> None:
+    closed, database = connect(clock=clock), connect(clock=clock)
+    deliveries = closed.create_table("orders", payload="text", groups="exclusive").subscribe("x")
+    orders = database.table("orders")
+    orders.put("a1", group="a")
+    next(deliveries).ack()
+    orders.put("a2", group="a")
+    closed.close()
+    later.beat()
+    clock.move("31s")
+    later.beat()
+    with orders.subscribe("y") as others:
+        later.beat()
+        assert [one.payload for one in others.take(1)] == ["a2"]
+    deliveries.close()

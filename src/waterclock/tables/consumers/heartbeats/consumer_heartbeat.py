@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from waterclock._support import moments
 from waterclock._support.log_events import event
+from waterclock.database.backend import Backend
 from waterclock.database.deadlines import at_most
 from waterclock.database.per_database_cache import PerDatabaseCache
 from waterclock.errors import WaterclockError
@@ -156,3 +157,9 @@ def keep_alive(row: TableRow, consumer: str | None) -> ConsumerHeartbeat | NoHea
     made = ConsumerHeartbeat(row, consumer)
     heartbeat_of(context.backend).add(made)
     return made
+
+
+def forget(backend: Backend) -> None:
+    """Renew the consumers of a database that this process closes no more: others get their groups."""
+    _living.forget(backend)
+    heartbeat_of(backend).forget_beatings()

@@ -175,6 +175,11 @@ class Heartbeat:
             self._beatings.add(beating)
             self._go(beating.beat_at)
 
+    def forget_beatings(self) -> None:
+        """Beat no more for the consumers and processes added so far."""
+        with self._changed:
+            self._beatings.clear()
+
     def _go(self, beat_at: int) -> None:
         if not self._beats:
             return
