@@ -15,6 +15,7 @@ from tests.work.conftest import until
 
 import waterclock
 from waterclock import InvalidArgumentError, UnavailableError, aio
+from waterclock.aio.waiting import DatabaseWaits
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 
 
@@ -233,3 +234,32 @@ def test_a_reading_position_and_a_producer_are_closed_if_opening_them_is_cancell
         assert not [one for one in threading.enumerate() if "producer" in one.name]
 
     run(use, threads=1)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_wait_that_begins_while_the_database_is_closed_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders", payload="text")
+        monkeypatch.setattr(database.waiting, "_lock", ClosedFirst(database.waiting))
+        async with asyncio.timeout(30):
+            with pytest.raises(InvalidArgumentError, match="was closed"):
+                await orders.receive(wait="1h")
+
+    run(use)
+
+
+class ClosedFirst:
+    """A lock before which another thread gets there, and closes the waits."""
+
+    def __init__(self, waits: DatabaseWaits) -> None:
+        self._waits, self._lock = waits, waits._lock
+        self._has_closed = False
+
+    def __enter__(self) -> None:
+        if not self._has_closed:
+            self._has_closed = True
+            self._waits.close()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()

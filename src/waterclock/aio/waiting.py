@@ -65,11 +65,11 @@ class DatabaseWaits:
         """
         if self._process != os.getpid():  # the thread stayed in the process that forked this one
             self._begin()
-        self._check_open()
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         waiter = (loop, woken)
         with self._lock:
+            self._check_open()  # `close` wakes those that came before it
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="waterclock-aio-waiting", daemon=True)
                 moments.start(thread)  # first: if the system has no more threads, the next waiter tries again
