@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -73,6 +74,8 @@ class _DeadlineWatch:
         self._looks_at = 0.0
 
     def add(self, connection: Any, seconds: float) -> None:
+        if sys.is_finalizing():  # a thread can no longer start, and Python 3.11 would wait for it forever
+            return
         until = moments.monotonic() + seconds
         with self._lock:
             self._lent[id(connection)] = connection, until

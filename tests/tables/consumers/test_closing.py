@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -241,3 +243,32 @@ def test_a_subscription_works_after_a_signal_handler_raised_an_exception_at_any_
 
     assert ends(poll_until_not_interrupted)
     assert ends(deliveries.close)
+
+
+ENDING = """
+import sys
+import waterclock
+
+table = waterclock.connect(sys.argv[1]).table("orders")
+
+def payloads():
+    with table.subscribe() as deliveries:
+        for delivery in deliveries:
+            yield delivery.payload
+
+iterator = payloads()
+print(next(iterator))
+"""
+"""A program whose interpreter closes the subscription when it ends."""
+
+
+def test_a_program_ends_whose_subscription_the_ending_interpreter_closes(
+    make_table: Callable[..., MessageTable], database_url: str
+) -> None:
+    table = make_table()
+    put(table, "a1", "a2")
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, database_url], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "a1\n"
+    assert table.stats().subscribers == 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -130,6 +131,9 @@ class WriterQueue:
         try:
             _lock(file, wait=False)
         except BlockingIOError:
+            if sys.is_finalizing():  # no thread can start
+                turn.file = None
+                return
             turn.file = self._file = None  # the waiting thread closes it, unless the lock comes in time
             if _Wait(file).until(give_up_at, turn):
                 self._file = file

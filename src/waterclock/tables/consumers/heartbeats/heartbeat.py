@@ -11,6 +11,7 @@ module are nanoseconds of the monotonic clock. An extended lease ends ``ack_wait
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -181,7 +182,7 @@ class Heartbeat:
             self._beatings.clear()
 
     def _go(self, beat_at: int) -> None:
-        if not self._beats:
+        if not self._beats or sys.is_finalizing():  # then no thread can start
             return
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="waterclock-heartbeat", daemon=True)
