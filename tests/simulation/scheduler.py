@@ -248,17 +248,17 @@ class Scheduler(Moments):
             if notified in waiters:
                 waiters.remove(notified)
 
-    def acquire(self, lock: threading.Lock, seconds: float) -> bool:
+    def acquire(self, lock: threading.Lock | threading.RLock, seconds: float) -> bool:
         give_up_at = None if seconds < 0 else self.now + int(seconds * SECOND)
         while not lock.acquire(blocking=False):
             left = None if give_up_at is None else (give_up_at - self.now) / SECOND
             if left is not None and left <= 0:
                 return False
-            self._sleep("lock", left, lambda: not lock.locked())
+            self._sleep("lock", left, lambda: repr(lock).startswith("<unlocked"))  # an RLock cannot be asked
         return True
 
     @contextmanager
-    def holding(self, lock: threading.Lock) -> Generator[None]:
+    def holding(self, lock: threading.Lock | threading.RLock) -> Generator[None]:
         self.acquire(lock, -1)
         try:
             yield

@@ -33,7 +33,7 @@ class Moments:
         """Wait for a lock, at most so long, -1: forever; return whether this thread has it."""
         return lock.acquire(timeout=seconds)
 
-    def holding(self, lock: threading.Lock) -> AbstractContextManager[object]:
+    def holding(self, lock: threading.Lock | threading.RLock) -> AbstractContextManager[object]:
         """Return a context manager that holds a lock: the lock itself, because only it is safe from signal handlers.
 
         If a handler raises an exception between the calls of a longer one, the lock stays locked.
@@ -100,7 +100,7 @@ def acquire(lock: threading.Lock, seconds: float = -1) -> bool:
     return _moments.acquire(lock, seconds)
 
 
-def holding(lock: threading.Lock) -> AbstractContextManager[object]:
+def holding(lock: threading.Lock | threading.RLock) -> AbstractContextManager[object]:
     """Hold a lock whose holder may query a database, so that the wait for it may be long."""
     return _moments.holding(lock)
 

@@ -17,6 +17,7 @@ from tests.tables.kinds import KINDS
 
 from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import heartbeats
+from waterclock.tables.catalogue import table_row
 from waterclock.tables.consumers import subscription
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.idling import IdleConsumers
@@ -226,6 +227,16 @@ def test_a_signal_handler_may_close_a_subscription_that_waits_or_counts(
 
     assert ends(consume)
     assert received + [one.payload for one in table.receive(10, consumer="y")] == ["a1"]
+
+
+def test_a_signal_handler_may_put_while_its_thread_reads_the_table_again(
+    make_table: Callable[..., MessageTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table()
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 0)
+    before(monkeypatch, type(table.context.sql), "columns_and_row", lambda: table.put("a2"))
+    assert ends(lambda: table.put("a1"))
+    assert [one.payload for one in table.receive(10)] == ["a2", "a1"]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

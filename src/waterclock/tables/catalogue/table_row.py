@@ -131,7 +131,7 @@ class TableRow:
         self.last_seen = context  # the table as of the last load
         self._looked_at = moments.monotonic()
         self._read_at = -math.inf
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # held during a query, in which a signal handler may use the table
 
     @property
     def fresh_for(self) -> float:
@@ -234,7 +234,7 @@ class _SharedRow:
     """The once-a-second reload, shared by all users of an open table in a process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # held during a query, in which a signal handler may use the table
         self._seen: _RowSeen | None = None
 
     def at(self, known: TableContext) -> _RowSeen:
