@@ -16,6 +16,7 @@ from tests.work.conftest import until
 import waterclock
 from waterclock import InvalidArgumentError, UnavailableError, aio
 from waterclock.aio.waiting import DatabaseWaits
+from waterclock.tables.consumers import subscription
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 
 
@@ -263,3 +264,39 @@ class ClosedFirst:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced"])
+def test_closing_does_not_wait_for_a_claim_that_takes_long(
+    run: Run, monkeypatch: pytest.MonkeyPatch, groups: str | None
+) -> None:
+    claimed, goes_on = threading.Event(), threading.Event()
+    claim = subscription.receive
+
+    def claim_slowly(*given: Any) -> Any:
+        found = claim(*given)
+        claimed.set()
+        assert goes_on.wait(60)
+        return found
+
+    async def use(database: aio.Database) -> None:
+        orders = await database.create_table("orders", payload="text", groups=groups, ack_wait="1h")
+        await orders.put_many([{"payload": payload, "group": "a"} for payload in ("a1", "a2")])
+        monkeypatch.setattr(subscription, "receive", claim_slowly)
+        deliveries = orders.subscribe()
+        task = asyncio.ensure_future(anext(deliveries))
+        await asyncio.to_thread(claimed.wait, 60)
+        task.cancel()
+        try:
+            async with asyncio.timeout(30):
+                await deliveries.close()
+        finally:
+            goes_on.set()
+        await asyncio.gather(task, return_exceptions=True)
+        async with asyncio.timeout(30):
+            while (await orders.stats()).in_flight:
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(subscription, "PATIENCE", 0.01)
+    monkeypatch.setattr(subscription, "_CLAIM_ENDS_WITHIN", 0.01)
+    run(use)

@@ -162,12 +162,7 @@ class Deliveries:
         self._ending.set()
         sync, self._sync = self._sync, None
         if sync is not None:
-            await self.threads.call(partial(self._close, sync), is_owed=True)
-
-    def _close(self, sync: SyncSubscription) -> None:
-        sync.stop()
-        with self._working:
-            sync.close()
+            await self.threads.call(sync.close, is_owed=True)  # a poll under way then returns its messages
 
     async def __aenter__(self) -> Self:
         await self._opened()

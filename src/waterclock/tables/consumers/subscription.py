@@ -403,10 +403,11 @@ class TableSubscription(Closing):
 
     def let_go(self, delivery: Delivery | None = None) -> None:
         """Return all waiting messages to the table, and a delivery whose handling has not begun. Stays open."""
-        if delivery is not None:
-            self.put_back(delivery)
-        self.give_back(tuple(self._waiting))  # if that fails, they still wait: later messages must not overtake them
-        self._waiting.clear()
+        with self._in_use():  # `close` of another thread would drop a delivery that is put back meanwhile
+            if delivery is not None:
+                self.put_back(delivery)
+            self.give_back(tuple(self._waiting))  # if that fails, they still wait: later ones must not overtake them
+            self._waiting.clear()
 
     def __iter__(self) -> Self:
         return self
