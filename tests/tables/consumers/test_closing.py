@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from tests.support.killed import interrupted_at_each_point
+from tests.support.killed import Interrupted, interrupted_at_each_point
 from tests.tables.grouped import lease_until, put
 from tests.tables.kinds import KINDS
 
@@ -283,3 +283,25 @@ def test_a_program_ends_whose_subscription_the_ending_interpreter_closes(
     )
     assert done.stdout == "a1\n"
     assert table.stats().subscribers == 0
+
+
+def test_closing_again_after_an_interrupt_returns_the_messages(
+    make_table: Callable[..., MessageTable],
+    database: Database,
+    kind: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table = make_table(**kind)
+    put(table, "a1", "a2")
+    deliveries = table.subscribe(consumer="x", limit=10)
+    deliveries.put_back(next(deliveries))
+
+    def interrupt() -> None:
+        deliveries.close()
+        raise Interrupted
+
+    before(monkeypatch, ProcessHeartbeat, "_write", interrupt)
+    with pytest.raises(Interrupted):
+        deliveries.close()
+    deliveries.close()
+    assert_nothing_stays(table, database)

@@ -114,6 +114,7 @@ class TableSubscription(Closing):
         self._waits = True
         self._pause = 0.0
         self._closed = False
+        self._closer: int | None = None  # the thread that closes it
         self._using = threading.Lock()  # held while a thread claims, hands out or leaves
         self._user: int | None = None  # the thread that claims or hands out
         self._leaves_late = False  # whether that thread has to leave, because `close` could not wait for it
@@ -168,13 +169,20 @@ class TableSubscription(Closing):
     def close(self) -> None:
         """Return to the table all messages that were not handed out, at once and without counting an attempt."""
         self._stop.set()
-        if self._closed:
+        me = threading.get_ident()
+        if self._has_left or self._closer == me:  # a signal handler interrupted `close` of this thread
             return
-        self._closed = True
+        self._closed, self._closer = True, me
+        try:
+            self._close(me)
+        finally:
+            self._closer = None
+
+    def _close(self, me: int) -> None:
         self._idle.pass_on(self)
         self._ticking.close()
         self._process_heartbeat.leave(self)
-        if self._user != threading.get_ident():  # otherwise a signal handler interrupted a claim of this thread
+        if self._user != me:  # otherwise a signal handler interrupted a claim of this thread
             patience = PATIENCE if self._row.last_seen.sql.one_writer else _CLAIM_ENDS_WITHIN
             if moments.acquire(self._using, patience):
                 try:
