@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from tests.support.moments import until
 from tests.support.services import Service
 from tests.tables.conftest import MovableClock
 
 import waterclock as wc
+from waterclock.tables.consumers import subscription
 from waterclock.tables.messages.putting import drawing_ids
 from waterclock.tables.model.keyspace import keyspace_id
-from waterclock.tables.sharding import sharded_putting
+from waterclock.tables.sharding import sharded_putting, sharded_subscription
 from waterclock.tables.sharding.sharded_database import ShardedDatabase
 from waterclock.tables.sharding.sharded_subscription import ShardedSubscription
 from waterclock.tables.sharding.sharded_table import ShardedTable
@@ -420,3 +424,28 @@ def test_a_look_shows_the_messages_of_all_shards_in_one_order(orders: ShardedTab
     assert shown == ["1", "3", "5", "7", "0", "2", "4", "6", "later"]
     assert [one.payload for one in orders.peek(3)] == shown[:3]
     assert len(orders.receive(9)) == 8
+
+
+def test_closing_does_not_wait_for_a_shard_whose_claim_takes_long(
+    orders: ShardedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.put("a1")
+    claimed, goes_on = threading.Event(), threading.Event()
+    claim = subscription.receive
+
+    def claim_slowly(*given: Any) -> Any:
+        if found := claim(*given):
+            claimed.set()
+            assert goes_on.wait(60)
+        return found
+
+    monkeypatch.setattr(subscription, "receive", claim_slowly)
+    monkeypatch.setattr(sharded_subscription, "_ENDS_WITHIN", 0.01)
+    deliveries = orders.subscribe()
+    assert claimed.wait(60)
+    closing = threading.Thread(target=deliveries.close)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
+    goes_on.set()
+    until(lambda: orders.stats().in_flight == 0)

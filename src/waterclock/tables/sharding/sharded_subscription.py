@@ -22,6 +22,9 @@ PATIENCE = 2.0  # seconds that reading waits for a shard that is busy or does no
 
 _SECOND = 1_000_000_000
 
+_ENDS_WITHIN = 5.0
+"""Seconds that `close` waits for the claims of all shards, as that of an ordinary subscription."""
+
 OpenTable = Callable[[Shard], MessageTable]
 
 
@@ -58,8 +61,9 @@ class ShardedSubscription(Closing):
         self.stop()
         for reader in self._readers:
             reader.stop()
+        until = moments.monotonic() + _ENDS_WITHIN
         for reader in self._readers:
-            reader.finish()
+            reader.finish(until)
 
     def next_within(self, duration: int) -> Delivery | None:
         """Return the next delivery; None if none comes within the duration (ns) or the subscription is stopped."""
@@ -137,9 +141,12 @@ class _ShardReader:
         if current is not None:
             current.stop()
 
-    def finish(self) -> None:
-        """Wait until the thread has given back its messages, unless its shard is unavailable."""
-        while self._thread.is_alive() and not self._away:
+    def finish(self, until: float) -> None:
+        """Wait until the thread has given back its messages, unless its shard is unavailable.
+
+        ``until`` is when to stop waiting, in seconds of the monotonic clock: the thread then returns them later.
+        """
+        while self._thread.is_alive() and not self._away and moments.monotonic() < until:
             moments.join(self._thread, 0.05)
 
     def take(self) -> Delivery:
