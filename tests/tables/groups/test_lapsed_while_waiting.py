@@ -13,7 +13,7 @@ from tests.tables.grouped import put
 from waterclock.connection import Database
 from waterclock.database.backend import Backend
 from waterclock.errors import UnavailableError
-from waterclock.tables.consumers import subscription
+from waterclock.tables.consumers import waiting_deliveries
 from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.consumers.discarding import give_back_groups
 from waterclock.tables.consumers.subscription import TableSubscription
@@ -98,7 +98,7 @@ def test_other_messages_do_not_wait_for_a_lost_one_that_is_locked(
         attempts.append(given)
         return give_back_groups(*given)
 
-    monkeypatch.setattr(subscription, "give_back_groups", attempt)
+    monkeypatch.setattr(waiting_deliveries, "give_back_groups", attempt)
     with table.subscribe(consumer="x", limit=50) as deliveries, database.backend.engine.begin() as other:
         first = handed_out(deliveries)
         second = deliveries._waiting[0]
@@ -117,7 +117,7 @@ def test_messages_behind_one_whose_lease_ends_during_a_heartbeat_wait_for_it(
     with table.subscribe(consumer="x", limit=3) as deliveries:
         assert acked(deliveries, 1) == ["a1"]
         waiting = list(deliveries._waiting)
-        is_ours = deliveries._is_ours
+        is_ours = waiting_deliveries._is_ours
 
         def beat_after_look(delivery: Delivery, now: int) -> bool:
             before = is_ours(delivery, now)
@@ -126,7 +126,7 @@ def test_messages_behind_one_whose_lease_ends_during_a_heartbeat_wait_for_it(
 
         clock.now = waiting[0].lease_until - 1
         monkeypatch.setattr(Backend, "now_about", lambda _: clock.now + 2)
-        monkeypatch.setattr(deliveries, "_is_ours", beat_after_look)
+        monkeypatch.setattr(waiting_deliveries, "_is_ours", beat_after_look)
         assert acked(deliveries, 3) == ["a2", "a3", "a4"]
 
 

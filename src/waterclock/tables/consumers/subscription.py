@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NoReturn, Self
@@ -29,12 +28,7 @@ from waterclock.tables.catalogue.table_row import LOOK_EVERY, TableRow
 from waterclock.tables.consumers.claim_failures import RETRY_EVERY, ClaimFailures
 from waterclock.tables.consumers.consumer_purge import PURGE_EVERY, ConsumerPurge
 from waterclock.tables.consumers.delivery import Delivery
-from waterclock.tables.consumers.discarding import (
-    LOOK_AGAIN_AFTER,
-    discard,
-    give_back_groups,
-    replace_first_for_consumer,
-)
+from waterclock.tables.consumers.discarding import LOOK_AGAIN_AFTER, discard
 from waterclock.tables.consumers.heartbeats.consumer_heartbeat import keep_alive
 from waterclock.tables.consumers.heartbeats.heartbeat import heartbeat_of
 from waterclock.tables.consumers.heartbeats.leaving import PATIENCE, leave_behind, leaving
@@ -43,10 +37,9 @@ from waterclock.tables.consumers.idling import LEADS_FOR, idle_consumers
 from waterclock.tables.consumers.many_deliveries import give_back
 from waterclock.tables.consumers.receiving import Request, Watched, pause, receive, seconds_until_own_due
 from waterclock.tables.consumers.undecided import find_out, see_committed
+from waterclock.tables.consumers.waiting_deliveries import WaitingDeliveries
 from waterclock.tables.databases.changes import Changes, Stop
-from waterclock.tables.messages.finishing.expiring import expire_unstarted
 from waterclock.tables.messages.rows.process_heartbeat import process_heartbeat
-from waterclock.tables.model.claims.claim import Leased
 from waterclock.tables.model.timing.rate import Rate
 
 _SECOND = 1_000_000_000
@@ -55,9 +48,6 @@ _MOST = 1024  # messages in one claim; halved after each claim that the database
 _IN_VAIN_EVERY = 1.0  # s until an idle consumer claims again after a claim of due messages returned none
 _CLAIMS_EVERY = 10.0  # s without any change
 _FULL_FOR = 0.05  # s after which a full subscription checks whether some of its messages are finished
-_DROP_EVERY = 0.05
-"""Seconds between attempts to drop messages that another transaction has locked, while others are handed out: each
-attempt takes two transactions."""
 
 _CLAIM_ENDS_WITHIN = 5.0
 """Seconds that `close` waits for a claim of another thread. The claim may wait for a lock of the closing thread's own
@@ -108,7 +98,6 @@ class TableSubscription(Closing):
         self._heartbeat = heartbeat
         self._rate = rate
         self._rate_due = 0
-        self._waiting: deque[Delivery] = deque()
         self._handed_out: list[Delivery] = []
         self._stop = Stop()
         self._waits = True
@@ -120,7 +109,6 @@ class TableSubscription(Closing):
         self._leaves_late = False  # whether that thread has to leave, because `close` could not wait for it
         self._has_left = False
         self._in_vain = 0
-        self._drop_at = -math.inf  # when to drop messages again, in seconds of the monotonic clock
         self._changed = True  # whether something has changed, or become due, since the last claim
         self._claimed_at = -math.inf
         self._most = _MOST
@@ -135,6 +123,7 @@ class TableSubscription(Closing):
         self._consumer_heartbeat = keep_alive(row, request.consumer)
         self._process_heartbeat = process_heartbeat(row.last_seen)
         self._process_heartbeat.join(self)
+        self._waiting = WaitingDeliveries(lambda expired: self._process_heartbeat.note_sent(-expired))
         self._is_exclusive = row.last_seen.options.groups == "exclusive"
         self._idle = idle_consumers(row.last_seen.backend, (row.last_seen.table_id, *request.what))
         self._purging = ConsumerPurge(self.consumer, self._idle)
@@ -463,7 +452,9 @@ class TableSubscription(Closing):
         with self._in_use():
             if self._closed:
                 return None
-            following = self._take_waiting(context, now)
+            before = len(self._waiting)
+            following = self._waiting.take(context, now)
+            self._changed |= len(self._waiting) < before - (following is not None)  # it has dropped some
             if following is not None:
                 return self._hand_out(following)
         self._handed_out = [one for one in self._handed_out if self._is_out(one, now)]
@@ -514,61 +505,6 @@ class TableSubscription(Closing):
         if self._rate is not None:
             self._rate_due = self._rate.taken(self._rate_due, moments.monotonic_ns(), len(found))
         return found
-
-    def _take_waiting(self, context: TableContext, now: int) -> Delivery | None:
-        """Return the next waiting delivery that is still ours, of a group whose earlier messages do not wait.
-
-        If the first one expired or was lost, drop all such ones.
-        """
-        if self._waiting and self._may_begin(self._waiting[0], now):
-            return self._waiting.popleft()
-        if moments.monotonic() < self._drop_at and (following := self._take_behind(set(), now)) is not None:
-            return following
-        over = [one for one in self._waiting if not self._may_begin(one, now)]
-        held = self._drop(context, over, now) if over else set[str | None]()
-        if self._waiting and not self._may_begin(self._waiting[0], now):
-            self._drop_at = moments.monotonic() + _DROP_EVERY
-        return self._take_behind(held, now)
-
-    def _take_behind(self, held: set[str | None], now: int) -> Delivery | None:
-        """Return the first waiting delivery that is still ours, and in none of the groups that are held."""
-        for one in self._waiting:
-            in_group = one.leased.position is not None
-            if in_group and one.group in held:
-                continue
-            if self._may_begin(one, now):
-                self._waiting.remove(one)
-                return one
-            if in_group:
-                held.add(one.group)
-        return None
-
-    def _drop(self, context: TableContext, over: Sequence[Delivery], now: int) -> set[str | None]:
-        """Drop waiting messages that expired or were lost. If one was lost unacked, those behind it go back, too.
-
-        Messages that another transaction has locked stay, and so do those behind them. Returns their groups.
-        """
-        expired = [one.leased for one in over if self._is_ours(one, now)]
-        locked: set[Leased] = set()
-        if expired:
-            locked.update(context.backend.transact(lambda own: expire_unstarted(context, own, expired), indexed=True))
-            self._process_heartbeat.note_sent(len(locked) - len(expired))
-        gone = [one for one in over if one.leased not in locked]
-        returned, kept = give_back_groups(gone, self._waiting)
-        locked |= kept
-        returned.update(gone)
-        removed = [one for one in self._waiting if one in returned and one.leased not in locked]
-        for one in removed:
-            self._waiting.remove(one)
-        self._changed |= bool(removed)
-        replace_first_for_consumer(removed, self._waiting)
-        return {one.group for one in self._waiting if one.leased in locked and one.leased.position is not None}
-
-    def _is_ours(self, delivery: Delivery, now: int) -> bool:
-        return delivery.lease_until > now and not delivery.lost
-
-    def _may_begin(self, delivery: Delivery, now: int) -> bool:
-        return self._is_ours(delivery, now) and (delivery.expires_at is None or delivery.expires_at > now)
 
     def _hand_out(self, delivery: Delivery) -> Delivery:
         delivery.when_over(self._stop.nudge)
