@@ -18,6 +18,7 @@ from waterclock.database.sql_connection import SqlConnection
 from waterclock.tables.catalogue.context import TableContext
 from waterclock.tables.keys.key_limits import NO_KEY
 from waterclock.tables.keys.key_rows import Place, set_rates
+from waterclock.tables.keys.turn_tiers import HAS_TURN
 from waterclock.tables.model.timing.rate import Rate
 
 
@@ -67,7 +68,7 @@ class KeyRates:
             rows = self._rows[key]
             written = [row for row in rows if row.rate_next > state]
             if state > max(row.rate_next for row in rows):
-                written = rows[:1]
+                written = [row for row in rows if row.is_due == HAS_TURN][:1]  # not one that has ended
             changed |= {(key, row.level): state for row in written}
         set_rates(context, connection, changed)
 
