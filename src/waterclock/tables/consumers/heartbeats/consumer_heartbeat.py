@@ -160,6 +160,6 @@ def keep_alive(row: TableRow, consumer: str | None) -> ConsumerHeartbeat | NoHea
 
 
 def forget(backend: Backend) -> None:
-    """Renew the consumers of a database that this process closes no more: others get their groups."""
+    """Stop renewing the consumers of a database that this process closes: others get their groups."""
     _living.forget(backend)
     heartbeat_of(backend).forget_beatings()

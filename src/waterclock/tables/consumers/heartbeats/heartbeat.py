@@ -177,7 +177,7 @@ class Heartbeat:
             self._go(beating.beat_at)
 
     def forget_beatings(self) -> None:
-        """Beat no more for the consumers and processes added so far."""
+        """Stop beating for the consumers and processes added so far."""
         with self._changed:
             self._beatings.clear()
 
