@@ -153,14 +153,35 @@ def test_the_first_message_of_a_new_key_comes_within_two_messages(fair: MessageT
     assert "z0" in _one_by_one(fair, 2)
 
 
-@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)  # MariaDB takes more claims
-def test_the_first_message_of_a_new_key_comes_next_behind_many_priorities_of_others(fair: MessageTable) -> None:
+@pytest.mark.both_servers
+def test_the_first_message_of_a_new_key_comes_next_behind_many_priorities_of_others(
+    fair: MessageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_routing, "_LOOK_AHEAD_EVERY", 3600)
     _put(fair, "a", "b", "c")
     assert len(fair.receive()) == 3
     for priority in range(250):
         _put(fair, *"aabbcc", priority=priority)
+    assert len(fair.receive(1)) == 1
     _put(fair, "z0")
-    assert "z0" in _one_by_one(fair, 4)
+    assert "z0" in _one_by_one(fair, 4)  # a, b, c and z, in the order of their turns
+
+
+@pytest.mark.both_servers
+def test_the_messages_of_a_new_key_come_in_order_if_the_newest_are_found_first(
+    fair: MessageTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_routing, "_LOOK_AHEAD_EVERY", 3600)
+    for priority in range(250):
+        _put(fair, *"aabbcc", priority=priority)
+    assert len(fair.receive(1)) == 1
+    new = [f"z{number:02}" for number in range(90)]
+    for name in new:
+        clock.move("1ms")
+        _put(fair, name)
+    found = [name for name in _one_by_one(fair, 12) if str(name)[0] == "z"]
+    assert len(found) >= 2
+    assert found == new[: len(found)]
 
 
 def test_a_new_key_behind_messages_of_a_thousand_keys_that_may_send_nothing_comes_soon(

@@ -41,7 +41,7 @@ from waterclock.tables.keys.turn_tiers import ASLEEP, FOLLOWS, HAS_TURN, PACED, 
 from waterclock.tables.model.claims.turns import Behind
 from waterclock.tables.model.row_conditions import not_acked
 from waterclock.tables.model.schema import MESSAGE_KEY, SEQ_INDEX
-from waterclock.time import MAX_NS
+from waterclock.time import MAX_NS, MIN_NS
 
 _ROUTED_AT_ONCE = 100
 _ROUTED_AT_LEAST = 20
@@ -55,6 +55,9 @@ _FEW = 4  # on MariaDB, a window with so many messages of each key, or more, is 
 _LOOKED_AHEAD = 2_000
 """On MariaDB, messages behind the windows of a claim, among which it looks for keys without a turn."""
 _LOOK_AHEAD_EVERY = 0.25  # seconds between two looks behind the windows, each of which takes some milliseconds
+_NEWEST, _NEWEST_PLACES = 64, 10
+"""How many of the newest messages a claim looks at that leaves others behind its windows, and for how many keys and
+priorities of these it routes one. A new key's message is among them, however many messages of others wait."""
 _LOOK_ON_FOR = 0.1  # seconds for which a claim that found nothing to hand out looks for keys behind the windows
 _WINDOWS = 3  # windows that one claim reads, so that the first ones may be full of few keys
 
@@ -92,6 +95,9 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
     elif after is not None and context.turns.looks_ahead(moments.monotonic(), _LOOK_AHEAD_EVERY):
         found = _look_for_keys(context, connection, after)
         _route(context, connection, found, now, are_locked=False, marks=False)
+    if after is not None:
+        found = _look_at_newest(context, connection, places)
+        _route(context, connection, found, now, are_locked=False, marks=False, are_first=False)
     context.turns.routed = after
 
 
@@ -122,6 +128,16 @@ def _end_of(window: Sequence[Any], count: int) -> Behind | None:
 def _skip(context: TableContext, connection: SqlConnection, after: Behind | None, count: int) -> list[Any]:
     """Read the first message of each of the next keys and priorities behind a place, locked or not."""
     return list(connection.execute(_next_places(context, of_keys=False), {**_named(after), "count": count}))
+
+
+def _look_at_newest(context: TableContext, connection: SqlConnection, seen: set[Place]) -> list[Any]:
+    """Read a message of each key and priority, other than those ``seen``, that the newest messages have."""
+    turns, now = context.turns, moments.monotonic()
+    turns.newest = {place: at for place, at in turns.newest.items() if now - at < _LOOK_AHEAD_EVERY}
+    newest = {(row.key, -row.priority): row for row in connection.execute(_newest(context))}
+    found = [place for place in newest if place not in seen and place not in turns.newest][:_NEWEST_PLACES]
+    turns.newest |= dict.fromkeys(found, now)
+    return [newest[place] for place in found]
 
 
 def _look_for_keys(context: TableContext, connection: SqlConnection, after: Behind) -> Sequence[Any]:
@@ -211,9 +227,19 @@ def _lock(context: TableContext, connection: SqlConnection, which: str, values: 
 
 
 def _route(
-    context: TableContext, connection: SqlConnection, window: Any, now: int, *, are_locked: bool, marks: bool
+    context: TableContext,
+    connection: SqlConnection,
+    window: Any,
+    now: int,
+    *,
+    are_locked: bool,
+    marks: bool,
+    are_first: bool = True,
 ) -> bool:
-    """Add or advance the rows of the keys of new messages; return whether there were new keys."""
+    """Add or advance the rows of the keys of new messages; return whether there were new keys.
+
+    Unless they ``are_first``, other new messages of the same key and priority may be due earlier.
+    """
     new: dict[Place, list[Any]] = {}
     seqs: dict[Place, list[int]] = {}
     for row in window:
@@ -229,8 +255,9 @@ def _route(
         learn_tiers(context, {tier_of(context, level) for _, level in new})
     missing = {place: its for place, its in seqs.items() if place not in exist}
     added = sorted(chain.from_iterable(missing.values()))
-    add(context, connection, added, {level for _, level in missing}, are_locked=are_locked)
-    _note(context, connection, {place: (row, new[place]) for place, row in locked.items() if place in new}, now)
+    add(context, connection, added, {level for _, level in missing}, are_locked=are_locked, are_first=are_first)
+    noted = {place: (row, new[place]) for place, row in locked.items() if place in new}
+    _note(context, connection, noted, now, are_first=are_first)
     if not marks:
         return bool(missing)
     routed = [seq for place, its in seqs.items() if place in locked or place not in exist for seq in its]
@@ -240,7 +267,12 @@ def _route(
 
 
 def _note(
-    context: TableContext, connection: SqlConnection, new: Mapping[Place, tuple[Any, Sequence[Any]]], now: int
+    context: TableContext,
+    connection: SqlConnection,
+    new: Mapping[Place, tuple[Any, Sequence[Any]]],
+    now: int,
+    *,
+    are_first: bool,
 ) -> None:
     """Write new messages of keys into the rows of these."""
     turns: dict[Place, KeyState] = {}
@@ -258,7 +290,7 @@ def _note(
         if row.is_due in (HAS_TURN, PACED, FOLLOWS) or (row.is_due == ASLEEP and first >= row.due_at):
             changed |= {place: state} if state != before else {}
         elif first <= now:
-            turns[place] = state
+            turns[place] = state if are_first else state._replace(first_at=MIN_NS)
         else:
             # The row may sleep longer than its first message, which was due just before the row was written.
             off[place] = state.asleep(state.first_at)
@@ -316,6 +348,19 @@ def _is_behind_in_ranges(context: TableContext) -> sa.ColumnElement[bool]:
     last_block, last, level = _last(rows)
     in_block = (key > last) | ((key == last) & (rows.c.priority < -level))
     return (block > last_block) | ((block == last_block) & in_block)
+
+
+@built_once(maxsize=256)
+def _newest(context: TableContext) -> sa.Select[*tuple[Any, ...]]:
+    """Select new messages among the last ones, locked or not, the newest first. Only the index of seqs answers it."""
+    rows, last = context.rows, context.rows.alias("last")
+    newest = sa.select(sa.func.max(last.c.seq)).scalar_subquery() - sa.literal_column(str(_NEWEST))
+    is_new = not_acked(rows), sa.func.coalesce(rows.c.routed, 1) != 1
+    its = rows.c.seq, rows.c[MESSAGE_KEY].label("key"), rows.c.priority, rows.c.time_next, rows.c.claim_id
+    found = sa.select(*its).where(rows.c.seq > newest, *is_new).order_by(rows.c.seq.desc())
+    if context.sql.begins_at_constants:
+        return found.with_hint(rows, f"FORCE INDEX (`{rows.info[SEQ_INDEX]}`)")
+    return found
 
 
 @built_once(maxsize=256)

@@ -347,19 +347,28 @@ def _not_past(context: TableContext, name: str, value: sa.ColumnElement[int]) ->
 
 
 def add(
-    context: TableContext, connection: SqlConnection, seqs: Sequence[int], levels: Collection[int], *, are_locked: bool
+    context: TableContext,
+    connection: SqlConnection,
+    seqs: Sequence[int],
+    levels: Collection[int],
+    *,
+    are_locked: bool,
+    are_first: bool,
 ) -> None:
     """Insert the missing rows of these messages; those that are due are last in turn.
 
-    Messages that are not locked may have another key meanwhile.
+    Messages that are not locked may have another key meanwhile. Unless they ``are_first``, others of the same key and
+    priority may be due earlier.
     """
     if seqs:
         to = 1 + max(_last_turns(context, connection, {tier_of(context, level) for level in levels}))
-        execute_later(connection, (_adding(context, looks=not are_locked), {"seqs": seqs, "to": to}))
+        execute_later(
+            connection, (_adding(context, looks=not are_locked, are_first=are_first), {"seqs": seqs, "to": to})
+        )
 
 
 @built_once(maxsize=256)
-def _adding(context: TableContext, *, looks: bool) -> sa.Insert:
+def _adding(context: TableContext, *, looks: bool, are_first: bool) -> sa.Insert:
     rows, at = context.rows, context.rows.c.time_next
     first, is_due = sa.func.min(at), (at <= context.backend.now_sql()) & rows.c.claim_id.is_(None)
     level = level_of(rows)
@@ -370,7 +379,7 @@ def _adding(context: TableContext, *, looks: bool) -> sa.Insert:
         level if context.options.fair_by is None else sa.literal_column(str(tier_of(context, 0))),
         sa.case((first <= context.backend.now_sql(), 1), else_=0),
         _not_past(context, "due_at", first),
-        first,
+        first if are_first else sa.literal(MIN_NS, sa.BigInteger),
         # Without a row, the key has no others that were routed.
         sa.func.coalesce(sa.func.max(sa.case((is_due, at))), sa.literal(MIN_NS, sa.BigInteger)),
         sa.func.coalesce(sa.func.min(sa.case((is_due, None), else_=at)), sa.literal(MAX_NS, sa.BigInteger)),

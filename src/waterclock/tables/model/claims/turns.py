@@ -20,6 +20,8 @@ class KeyTurns:
 
     routed: Behind | None = None  # the place after which the next search begins; None: at the first one
     ahead: Behind | None = None  # the place after which it looks for keys without a turn, if that is behind
+    newest: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
+    """When it found keys and levels among the newest messages, monotonic."""
     looked_ahead_at: float = float("-inf")  # when it did so last, monotonic
     has_other_tiers: bool = False  # whether rows may wait in tiers that claims do not reach
     looked_at_tiers_at: float = float("-inf")  # when it looked for such rows last, monotonic
