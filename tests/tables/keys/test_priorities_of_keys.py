@@ -171,3 +171,30 @@ def test_a_key_passes_many_priorities_without_messages_in_a_few_claims(
     assert len(fair.receive(1)) == 1
     fair.cancel(ids)
     assert _receive(fair) == ["a0"]
+
+
+def test_a_full_key_gets_a_message_again_whose_lease_has_ended_below_many_priorities(
+    make_table: MakeTable, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_keyed, "_PRIORITIES_AT_ONCE", 3)
+    table = make_table(columns={"customer": "text"}, fair_by="customer", limit={"customer": 1}, ack_wait="10s")
+    _put(table, "a0")
+    assert _receive(table) == ["a0"]
+    for priority in range(1, 6):
+        _put(table, f"a{priority}", priority=priority)
+    assert _receive(table) == []
+    clock.move("11s")
+    [again] = table.receive(9)
+    assert again.payload == "a0"
+    again.ack()
+    assert _receive(table) == ["a5"]
+
+
+def test_a_selection_finds_messages_below_many_priorities(fair: MessageTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claim_keyed, "_PRIORITIES_AT_ONCE", 3)
+    for priority in range(8):
+        _put(fair, f"a{priority}", priority=priority)
+    _put(fair, "b0", "b0")
+    assert [one.payload for one in fair.receive(1, where="priority = 1 AND customer = 'a'")] == ["a1"]
+    assert sorted(str(one.payload) for one in fair.receive(9, where="priority = 0")) == ["a0", "b0", "b0"]
+    assert [one.payload for one in fair.receive(9, where="priority > 1")] == ["a7", "a6", "a5", "a4", "a3", "a2"]

@@ -43,7 +43,7 @@ from waterclock.tables.keys.key_rows import (
     state_of,
     wake,
 )
-from waterclock.tables.keys.turn_search import next_turns
+from waterclock.tables.keys.turn_search import next_turns, with_chosen
 from waterclock.tables.keys.turn_tiers import FOLLOWS, HAS_TURN, PACED, learn_tiers, lows_of, others_in_turn, tier_of
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
@@ -76,6 +76,7 @@ class _KeyTurn(NamedTuple):
     following: frozenset[Place]
     served: Sequence[Place]  # the rows whose messages the claim may take
     is_owned: bool  # whether the claim has locked all rows of the key
+    is_cut: bool = False  # whether more rows may have messages for the claim
 
     @property
     def waiting(self) -> list[Place]:
@@ -182,10 +183,9 @@ class _KeyedClaim:
         keys = {turn.found[0][0] for turn in turns}
         flying = free_places(context, keys, trusted(context, connection, keys, counted), self._room)
         begins: dict[Place, _KeyTurn] = {}
-        for turn in turns:
-            served = [place for place in turn.served if flying.has_claimable(place)]
-            if served:
-                begins[served[0]] = turn._replace(served=served)
+        for turn in self._searched(turns, flying):
+            if turn.served:
+                begins[turn.served[0]] = turn
             else:
                 self._left.update(turn.found)
         states = {place: _state_of(place, row, flying) for place, row in begun.items()}
@@ -218,8 +218,25 @@ class _KeyedClaim:
             due = sorted({*its, *others})
             served = [place for place in due if place not in self._left and place not in self._passed]
             following = frozenset(place for place, row in others.items() if row.is_due == FOLLOWS)
-            turns.append(_KeyTurn(its, due, following, served[:_PRIORITIES_AT_ONCE], is_owned=key in ours))
+            turns.append(_KeyTurn(its, due, following, served, is_owned=key in ours))
         return turns
+
+    def _searched(self, turns: Sequence[_KeyTurn], flying: InFlight) -> list[_KeyTurn]:
+        """Return the turns, each with the rows that may have messages for the claim; of many, with the first ones."""
+        turns = [
+            turn._replace(served=[place for place in turn.served if flying.has_claimable(place)]) for turn in turns
+        ]
+        where, many = self._wanted.where, {turn.found[0][0] for turn in turns if len(turn.served) > _PRIORITIES_AT_ONCE}
+        if many and where is not None:  # rows without such messages stay, so the next claim would search them again
+            chosen = with_chosen(self._context, self._connection, many, where)
+            turns = [
+                turn._replace(served=[place for place in turn.served if place[0] not in many or place in chosen])
+                for turn in turns
+            ]
+        return [
+            turn._replace(served=turn.served[:_PRIORITIES_AT_ONCE], is_cut=len(turn.served) > _PRIORITIES_AT_ONCE)
+            for turn in turns
+        ]
 
     def _claim(
         self,
@@ -266,7 +283,8 @@ class _KeyedClaim:
                 ended.append(staying[0])
                 following += [place for place in staying[1:] if place not in turn.following]
             if is_over and not is_whole:
-                self._passed.update(turn.due)
+                self._passed.update(turn.served if turn.is_cut else turn.due)
+                self._passed.difference_update(staying[:1] if turn.is_cut else ())  # which now waits for the others
         self._passed.update(leaving)
         paused = served.paused | served.rates.paused([*ended, *unfinished])
         settled = {first[0] for first, turn in served.turns.items() if turn.is_owned}
