@@ -11,6 +11,7 @@ from tests.tables.conftest import MovableClock
 
 from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import message_keys
+from waterclock.tables.catalogue import table_row
 from waterclock.tables.keys.turn_tiers import HAS_TURN
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import claim_keyed
@@ -198,3 +199,19 @@ def test_a_selection_finds_messages_below_many_priorities(fair: MessageTable, mo
     assert [one.payload for one in fair.receive(1, where="priority = 1 AND customer = 'a'")] == ["a1"]
     assert sorted(str(one.payload) for one in fair.receive(9, where="priority = 0")) == ["a0", "b0", "b0"]
     assert [one.payload for one in fair.receive(9, where="priority > 1")] == ["a7", "a6", "a5", "a4", "a3", "a2"]
+
+
+def test_rows_follow_although_a_process_does_not_know_that_the_limit_was_lifted(
+    make_table: MakeTable, connect: Callable[..., Database], clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_row, "LOOK_EVERY", 1_000)
+    table = make_table(columns={"customer": "text"}, limit={"customer": 50}, ack_wait="1h")
+    stale = connect(clock=clock).table("orders")
+    _put(table, "a9", "a9", priority=9)
+    _put(table, "a0")
+    assert stale.receive(1, where="customer = 'b'") == []
+    table.alter(limit=None)
+    assert _receive(table) == ["a9"]
+    assert _receive(stale) == ["a9"]
+    assert _receive(stale, 5) == []
+    assert _receive(table) == ["a0"]

@@ -218,13 +218,14 @@ def place_all(
 
     A row without messages stays as long as its rate limit needs it. If ``keeps_turns``, rows that are due stay as they
     are. If other rows of its key follow, a row without due messages waits for a turn, too, unless the key is
-    ``settled``: another row has a turn.
+    ``settled``: another row has a turn, or none follow. Rows may also follow if this process has not noticed yet that
+    a limit was lifted.
     """
     if not states:
         return
     asked = [
         (
-            _first_due(context, checks=context.options.fair_by is not None and place[0] not in settled),
+            _first_due(context, checks=place[0] not in settled),
             {**_named(place), **of_messages(place), "low": state.first_at, "until": state.searched_until(now)},
         )
         for place, state in states.items()

@@ -75,7 +75,7 @@ class _KeyTurn(NamedTuple):
     due: Sequence[Place]  # all rows that wait for a turn, or follow one that does
     following: frozenset[Place]
     served: Sequence[Place]  # the rows whose messages the claim may take
-    is_owned: bool  # whether the claim has locked all rows of the key
+    is_settled: bool  # whether no other row of the key would follow these if they slept
     is_cut: bool = False  # whether more rows may have messages for the claim
 
     @property
@@ -207,7 +207,10 @@ class _KeyedClaim:
         Adds the other rows of the keys to ``begun``.
         """
         if not self._is_fair:
-            return [_KeyTurn([place], [place], frozenset(), [place], is_owned=place[0] in ours) for place in places]
+            # While a limit is lifted, processes that know it already may have made rows follow.
+            followed = {key for key, rows in ours.items() if any(row.is_due == FOLLOWS for row in rows)}
+            settled = ours.keys() - followed
+            return [_KeyTurn([place], [place], frozenset(), [place], place[0] in settled) for place in places]
         found: dict[str, list[Place]] = {}
         for place in places:
             found.setdefault(place[0], []).append(place)
@@ -218,7 +221,7 @@ class _KeyedClaim:
             due = sorted({*its, *others})
             served = [place for place in due if place not in self._left and place not in self._passed]
             following = frozenset(place for place, row in others.items() if row.is_due == FOLLOWS)
-            turns.append(_KeyTurn(its, due, following, served, is_owned=key in ours))
+            turns.append(_KeyTurn(its, due, following, served, is_settled=key in ours))
         return turns
 
     def _searched(self, turns: Sequence[_KeyTurn], flying: InFlight) -> list[_KeyTurn]:
@@ -287,7 +290,7 @@ class _KeyedClaim:
                 self._passed.difference_update(staying[:1] if turn.is_cut else ())  # which now waits for the others
         self._passed.update(leaving)
         paused = served.paused | served.rates.paused([*ended, *unfinished])
-        settled = {first[0] for first, turn in served.turns.items() if turn.is_owned}
+        settled = {first[0] for first, turn in served.turns.items() if turn.is_settled}
 
         def of(places: Iterable[Place]) -> dict[Place, KeyState]:
             return {place: served.states[place] for place in places if place not in paused}
