@@ -152,6 +152,15 @@ def test_shares_are_exact_if_a_turn_goes_on_in_the_next_priority(make_table: Mak
     assert keys in ("aaabaaabb", "baaabaaab")
 
 
+def test_a_turn_goes_on_in_a_priority_that_is_new(make_table: MakeTable) -> None:
+    fair = make_table(columns={"customer": "text"}, fair_by="customer", weights={"a": 3})
+    _put(fair, "a9", priority=9)
+    _put(fair, "b0", "b0", "b0")
+    assert _receive(fair) == ["a9"]
+    _put(fair, "a5", "a5", "a5", "a5", priority=5)
+    assert [_receive(fair)[0] for _ in range(7)] == ["a5", "a5", "b0", "a5", "a5", "b0", "b0"]
+
+
 def test_a_selection_finds_messages_of_lower_priorities(fair: MessageTable) -> None:
     for priority in range(4):
         _put(fair, f"a{priority}", f"a{priority}", f"a{priority}", priority=priority)

@@ -278,9 +278,9 @@ class _KeyedClaim:
             staying = [place for place in turn.due if place not in leaving]
             is_over = short.issuperset(place for place in turn.served if place in served.found)
             if first in served.dealt.unfinished and staying and (is_whole or not is_over):
-                # A row without more messages keeps the turn for those that follow.
-                waiting = [place for place in turn.waiting if place not in leaving] or turn.waiting
-                leaving.difference_update(waiting)
+                # The first row keeps the turn for the others, even without more messages: others may have later turns.
+                leaving.discard(turn.found[0])
+                waiting = [place for place in turn.waiting if place not in leaving]
                 unfinished |= dict.fromkeys(waiting, served.dealt.unfinished[first])
             elif staying:
                 ended.append(staying[0])
