@@ -15,7 +15,6 @@ from waterclock.tables.catalogue import table_row
 from waterclock.tables.keys.turn_tiers import HAS_TURN
 from waterclock.tables.message_table import MessageTable
 from waterclock.tables.messages.claiming import claim_keyed
-from waterclock.tables.model.timing.sweeps import ENDED_FOR
 
 MakeTable = Callable[..., MessageTable]
 pytestmark = pytest.mark.both_servers
@@ -122,22 +121,6 @@ def test_a_rate_holds_for_the_messages_of_all_priorities(make_table: MakeTable, 
         assert _receive(table, 9) == []
         clock.move("1s")
     assert got == [["a4"], ["a3"], ["a2"], ["a1"], ["a0"]]
-
-
-def test_a_rate_is_kept_when_another_priority_of_the_key_has_ended(make_table: MakeTable, clock: MovableClock) -> None:
-    table = make_table(columns={"customer": "text"}, fair_by="customer", rate={"customer": "1/h"})
-    for priority in (-9, 9):  # the rows of one priority come before those of the other
-        _put(table, "a", priority=priority)
-        table.ack(table.receive())
-        clock.move("61min")
-        assert _receive(table) == []  # on PostgreSQL, the row ends, and will be deleted
-    _put(table, "a0", "a0")
-    assert _receive(table) == ["a0"]
-    clock.now += ENDED_FOR
-    table.context.ended_rows._due_at = 0
-    assert _receive(table) == []
-    _put(table, "a5", priority=5)
-    assert _receive(table) == []
 
 
 @pytest.mark.parametrize("room", [1, 2, 3, 4, 20])

@@ -261,3 +261,27 @@ def test_invalid_rates_are_refused_by_name(make_table: MakeTable, options: dict[
 def test_the_rate_of_a_table_keeps_its_key(paced: MessageTable) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^rate must keep the key '"):
         paced.alter(rate={"kind": 3})
+
+
+@pytest.mark.both_servers
+@pytest.mark.parametrize("option", ["rate", "fair_by"])
+def test_a_rate_holds_after_the_row_of_another_priority_was_deleted(
+    make_table: MakeTable, clock: MovableClock, option: str
+) -> None:
+    table = make_table(
+        columns={"customer": "text"}, rate={"customer": "2/h"}, fair_by="customer" if option == "fair_by" else None
+    )
+    _put(table, "a0", priority=5)
+    table.ack(table.receive())
+    clock.move("31min")
+    assert table.receive() == []  # on PostgreSQL, the row of this priority has ended, and stays for some minutes
+    _put(table, "a1")
+    [second] = table.receive()
+    second.ack()
+    clock.move("6min")
+    table.context.ended_rows._due_at = 0
+    assert table.receive() == []
+    _put(table, "a2", priority=5)
+    assert table.receive() == []
+    clock.move("25min")
+    assert payloads(table) == ["a2"]

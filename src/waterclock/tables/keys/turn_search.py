@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
@@ -65,34 +64,18 @@ def _next_turns(
     return LockingSearch(sa.select(*due.c).limit(count))
 
 
-def with_chosen(
-    context: TableContext, connection: SqlConnection, keys: Collection[str], where: sa.ColumnElement[bool]
-) -> set[Place]:
-    """Return those rows of the keys that have a due message that meets a condition."""
-    found = connection.execute(_with_chosen(context, where), {"keys": sorted(keys)})
-    return {(row.message_key, row.level) for row in found}
-
-
-@built_once(maxsize=256)
-def _with_chosen(context: TableContext, where: sa.ColumnElement[bool]) -> sa.Select[*tuple[Any, ...]]:
-    its = message_keys.c
-    found = context.sql.rows_of_each(message_keys, context.table_id, key_of_rows(), "keys")
-    return found.with_only_columns(its.message_key, its.level).where(_of_row(context, its, where))
-
-
-def _of_row(context: TableContext, its: Any, where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-    """Return whether a due message of a row of the key meets a condition."""
-    rows = context.rows
-    of = rows.c[MESSAGE_KEY] == message_keys.c.message_key, rows.c.priority == -its.level
-    due = rows.c.time_acked.is_(None), rows.c.time_next >= its.first_at, rows.c.time_next <= context.backend.now_sql()
-    return sa.exists().where(*of, *due, where)
-
-
 def _has_chosen(context: TableContext, where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
     """Return whether a due message of a row meets a condition; in a table with ``fair_by``, one of any of its key."""
+    rows = context.rows
 
     def of_row(its: Any) -> sa.ColumnElement[bool]:
-        return _of_row(context, its, where)
+        of = rows.c[MESSAGE_KEY] == message_keys.c.message_key, rows.c.priority == -its.level
+        due = (
+            rows.c.time_acked.is_(None),
+            rows.c.time_next >= its.first_at,
+            rows.c.time_next <= context.backend.now_sql(),
+        )
+        return sa.exists().where(*of, *due, where)
 
     def of_waiting(its: Any) -> sa.ColumnElement[bool]:
         return sa.or_(*(its.is_due == sa.literal_column(str(state)) for state in (HAS_TURN, FOLLOWS))) & of_row(its)

@@ -43,7 +43,7 @@ from waterclock.tables.keys.key_rows import (
     state_of,
     wake,
 )
-from waterclock.tables.keys.turn_search import next_turns, with_chosen
+from waterclock.tables.keys.turn_search import next_turns
 from waterclock.tables.keys.turn_tiers import FOLLOWS, HAS_TURN, PACED, learn_tiers, lows_of, others_in_turn, tier_of
 from waterclock.tables.messages.finishing.dead_letters import is_exhausted
 from waterclock.tables.model.claims.claim import Claimed, Wanted
@@ -54,7 +54,7 @@ from waterclock.tables.model.schema import MESSAGE_KEY
 
 _KEYS_AT_ONCE = 100
 LOWEST_TIER = -(2**31)
-_PRIORITIES_AT_ONCE = 20  # in one turn of a key: many may have no message, and each is a search
+_PRIORITIES_AT_ONCE = 20  # in one turn of a key: many may have no message, and each takes a search
 _LOOK_AT_TIERS_EVERY = 1.0  # seconds between two looks for rows that wait in the tier of a priority
 _ROUNDS = 20  # rounds of turns in one transaction, so that none lasts long because of keys without claimable messages
 
@@ -76,7 +76,6 @@ class _KeyTurn(NamedTuple):
     following: frozenset[Place]
     served: Sequence[Place]  # the rows whose messages the claim may take
     is_settled: bool  # whether no other row of the key would follow these if they slept
-    is_cut: bool = False  # whether more rows may have messages for the claim
 
     @property
     def waiting(self) -> list[Place]:
@@ -183,9 +182,12 @@ class _KeyedClaim:
         keys = {turn.found[0][0] for turn in turns}
         flying = free_places(context, keys, trusted(context, connection, keys, counted), self._room)
         begins: dict[Place, _KeyTurn] = {}
-        for turn in self._searched(turns, flying):
-            if turn.served:
-                begins[turn.served[0]] = turn
+        # With a condition, rows stay although they have no such message, so the next turn would search them again.
+        most = _PRIORITIES_AT_ONCE if wanted.where is None else None
+        for turn in turns:
+            served = [place for place in turn.served if flying.has_claimable(place)][:most]
+            if served:
+                begins[served[0]] = turn._replace(served=served)
             else:
                 self._left.update(turn.found)
         states = {place: _state_of(place, row, flying) for place, row in begun.items()}
@@ -223,23 +225,6 @@ class _KeyedClaim:
             following = frozenset(place for place, row in others.items() if row.is_due == FOLLOWS)
             turns.append(_KeyTurn(its, due, following, served, is_settled=key in ours))
         return turns
-
-    def _searched(self, turns: Sequence[_KeyTurn], flying: InFlight) -> list[_KeyTurn]:
-        """Return the turns, each with the rows that may have messages for the claim; of many, with the first ones."""
-        turns = [
-            turn._replace(served=[place for place in turn.served if flying.has_claimable(place)]) for turn in turns
-        ]
-        where, many = self._wanted.where, {turn.found[0][0] for turn in turns if len(turn.served) > _PRIORITIES_AT_ONCE}
-        if many and where is not None:  # rows without such messages stay, so the next claim would search them again
-            chosen = with_chosen(self._context, self._connection, many, where)
-            turns = [
-                turn._replace(served=[place for place in turn.served if place[0] not in many or place in chosen])
-                for turn in turns
-            ]
-        return [
-            turn._replace(served=turn.served[:_PRIORITIES_AT_ONCE], is_cut=len(turn.served) > _PRIORITIES_AT_ONCE)
-            for turn in turns
-        ]
 
     def _claim(
         self,
@@ -286,8 +271,7 @@ class _KeyedClaim:
                 ended.append(staying[0])
                 following += [place for place in staying[1:] if place not in turn.following]
             if is_over and not is_whole:
-                self._passed.update(turn.served if turn.is_cut else turn.due)
-                self._passed.difference_update(staying[:1] if turn.is_cut else ())  # which now waits for the others
+                self._passed.update(turn.due)
         self._passed.update(leaving)
         paused = served.paused | served.rates.paused([*ended, *unfinished])
         settled = {first[0] for first, turn in served.turns.items() if turn.is_settled}
