@@ -57,6 +57,16 @@ _parents: list[object] = []
 """Connections of the parent of a forked process: kept, because dropping the references would close them."""
 
 
+class _Written(threading.local):
+    """The SQLite files to which this thread is writing in our own transactions."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+
+
+_written = _Written()
+
+
 class Backend:
     """An open database. Thread-safe.
 
@@ -276,6 +286,8 @@ class Backend:
         return self._run(partial(self._direct.lend, frame, durable=durable), work)
 
     def _run(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
+        if self._file in _written.files:
+            return self._run_at_once(begin, work)
         patience: float = getattr(self._patience, "seconds", self._timeout)
         give_up_at = moments.monotonic() + patience
         turn = None if self._turns is None else self._turns.turn(patience)
@@ -283,8 +295,7 @@ class Backend:
             pause = _FIRST_PAUSE
             while True:
                 try:
-                    with self._calls.lock, begin() as connection:
-                        return work(connection)
+                    return self._run_once(begin, work)
                 except FAILURES as error:
                     if not self._may_pass(error):
                         raise self._failure(error, f"cannot write to {self.name}") from self.cause(error)
@@ -304,6 +315,31 @@ class Backend:
         finally:
             if turn is not None:
                 turn.close()
+
+    def _run_at_once(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
+        """Run ``work`` during another write of this thread, which may have the write lock, and waits for this one."""
+        try:
+            with self._calls.lock, begin() as connection:
+                return work(connection)
+        except FAILURES as error:
+            was = f"cannot write to {self.name}"
+            if self._may_pass(error):
+                was += (
+                    " in a signal handler, or a finalizer, that interrupted a write of its thread. Write later, or in"
+                    " another thread"
+                )
+            raise self._failure(error, was) from self.cause(error)
+
+    def _run_once(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
+        if self._file is None:
+            with begin() as connection:
+                return work(connection)
+        try:
+            _written.files.add(self._file)
+            with self._calls.lock, begin() as connection:
+                return work(connection)
+        finally:
+            _written.files.discard(self._file)
 
     def _may_pass(self, error: Exception) -> bool:
         if not isinstance(error, exc.DBAPIError) or self.dialect.refusal(error) is not None:

@@ -19,6 +19,7 @@ from tests.database.processes.child import Child
 from tests.support.killed import interrupted_at_each_point
 from tests.support.moments import PATIENCE, until
 
+from waterclock.database import backend as backend_module
 from waterclock.database.backend import Backend
 from waterclock.database.engines import writer_queue as turns_module
 from waterclock.database.engines.writer_queue import LONGEST_WAIT, WriterQueue
@@ -280,3 +281,25 @@ def test_a_signal_handler_does_not_wait_behind_its_thread(turns: WriterQueue, mo
             until(lambda: turns._waiting)
         writing.result(PATIENCE)
     assert not turns._threads
+
+
+def test_a_signal_handler_that_interrupts_a_write_of_its_thread_fails_to_write_at_once(sqlite_url: str) -> None:
+    backend, other = Backend(sqlite_url, timeout=0.2), Backend(sqlite_url, timeout=0.2)
+
+    def interrupted(_: object) -> None:
+        for one in (backend, other, backend):
+            with pytest.raises(UnavailableError, match=r"in a signal handler, .* that interrupted a write"):
+                one.transact(lambda _: None)
+
+    backend.transact(interrupted)
+    with other._writer.begin(), pytest.raises(UnavailableError, match="was busy"):  # not interrupted: it waits
+        backend.transact(lambda _: None)
+    backend.close()
+    other.close()
+
+
+def test_writers_wait_after_a_signal_handler_raised_an_exception_at_any_point(sqlite_url: str) -> None:
+    backend = Backend(sqlite_url)
+    for _ in interrupted_at_each_point(lambda: backend.transact(lambda _: None), ["backend.py"]):
+        assert not backend_module._written.files
+    backend.close()
