@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -16,7 +17,8 @@ from tests.tables.grouped import lease_until, names, put
 
 from waterclock.connection import Database
 from waterclock.database.schema.table_catalogue import consumers, groups
-from waterclock.errors import LeaseLostError, OrderError
+from waterclock.errors import LeaseLostError, OrderError, UnavailableError
+from waterclock.tables.consumers.delivery import Delivery
 from waterclock.tables.groups import consumers as group_consumers
 from waterclock.tables.groups import routing
 from waterclock.tables.message_table import MessageTable
@@ -252,6 +254,34 @@ def test_an_unreadable_message_of_no_group_does_not_block_the_rest_of_its_claim(
     with database.backend.engine.begin() as plain:
         plain.execute(sa.text("UPDATE orders SET headers = '[' WHERE message = 'a'"))
     assert names(table.receive(3)) == ["b", "c"]
+
+
+@pytest.mark.parametrize("groups", [None, "sequenced", "exclusive"])
+def test_an_unreadable_message_that_cannot_be_given_back_costs_no_others_of_its_claim(
+    make_table: Callable[..., MessageTable],
+    database: Database,
+    clock: MovableClock,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str | None,
+) -> None:
+    table = make_table(groups=groups)
+    table.put_many([{"payload": name, "group": name[0] if groups else None} for name in ("a1", "b1", "a2")])
+    with database.backend.engine.begin() as plain:
+        plain.execute(sa.text("UPDATE orders SET headers = '[' WHERE message = 'a1'"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Delivery, "nack", Mock(side_effect=UnavailableError("away")))
+        if groups == "exclusive":  # the next claim finds the messages of this one, and returns the first one
+            with pytest.raises(UnavailableError):
+                table.receive(3, consumer="x")
+        received = [] if groups == "exclusive" else table.receive(3, consumer="x")
+    received += table.receive(consumer="x")
+    assert sorted(names(received)) == (["b1"] if groups else ["a2", "b1"])
+    table.ack(received)
+    if groups:
+        with database.backend.engine.begin() as plain:
+            plain.execute(sa.text("UPDATE orders SET headers = NULL WHERE message = 'a1'"))
+        clock.move("1m")
+        assert names(table.receive(consumer="x")) == ["a1", "a2"]
 
 
 def test_the_last_nack_buries_a_message_of_a_group_at_once(make_table: Callable[..., MessageTable]) -> None:

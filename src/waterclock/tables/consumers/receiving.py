@@ -6,7 +6,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
@@ -191,7 +191,9 @@ def hand_over(
 ) -> list[Delivery]:
     """Build the deliveries of claimed messages.
 
-    A message that cannot be read fails as if its handler had failed: no other consumer could read it either.
+    A message that cannot be read fails as if its handler had failed: no other consumer could read it either. If it
+    cannot go back to the table, it stays leased, and so do those behind it in its group. If the group is exclusive, the
+    error is raised instead: the next claim finds all messages of this one.
     """
     deliveries: list[Delivery] = []
     failed: set[str | None] = set()
@@ -216,8 +218,16 @@ def hand_over(
             continue
         if in_group and not dies_when_given_back(context, delivery.leased):
             failed.add(row.group_id)
-        with suppress(LeaseLostError):
+        try:
             delivery.nack(error=problem)
+        except LeaseLostError:
+            continue
+        except WaterclockError as error:
+            if context.options.groups == "exclusive":
+                raise
+            if in_group:
+                failed.add(row.group_id)
+            _log.warning("cannot return unreadable message %r to table %s: %s", row.id, context.name, error)
     return deliveries
 
 
