@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Collection, Generator
+from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -69,8 +70,8 @@ def interrupted_at_each_point(
 ) -> Generator[int]:
     """Call a function again and again, each time interrupted one point later, until it ends without an interruption.
 
-    Points are those of functions in the files with these names, or of all functions there. Yields the number of each
-    point after its interruption.
+    An interruption in ``__del__`` counts, too, although the interpreter only reports it. Points are those of functions
+    in the files with these names, or of all functions there. Yields the number of each point after its interruption.
     """
     after = 1
     while _is_interrupted(work, tuple(files), names, after):
@@ -98,12 +99,11 @@ def _is_interrupted(
     tracing = sys.gettrace()
     sys.settrace(trace)
     try:
-        work()
-    except Interrupted:
-        return True
+        with suppress(Interrupted):
+            work()
     finally:
         sys.settrace(tracing)
-    return False
+    return left <= 0
 
 
 def _runs_signal_handlers(code: CodeType, at: int) -> bool:

@@ -22,7 +22,7 @@ from tests.support.moments import PATIENCE, until
 from waterclock.database import backend as backend_module
 from waterclock.database.backend import Backend
 from waterclock.database.engines import writer_queue as turns_module
-from waterclock.database.engines.writer_queue import LONGEST_WAIT, WriterQueue
+from waterclock.database.engines.writer_queue import LONGEST_WAIT, Turn, WriterQueue
 from waterclock.errors import RefusedError, UnavailableError
 
 
@@ -69,13 +69,13 @@ def test_threads_come_in_the_order_in_which_they_came(turns: WriterQueue) -> Non
             pool.submit(come, number)
             until(lambda number=number: len(turns._waiting) == number + 1)
     assert came == list(range(8))
-    assert not turns._is_taken
+    assert turns._owner is None
 
 
 def test_a_turn_that_takes_too_long_is_done_without_and_the_next_one_still_comes(turns: WriterQueue) -> None:
     def come(seconds: float) -> bool:
         with closing(turns.turn(seconds)):
-            return turns._is_taken
+            return turns._owner is not None
 
     with ThreadPoolExecutor(2) as pool:
         with closing(turns.turn()):
@@ -84,13 +84,13 @@ def test_a_turn_that_takes_too_long_is_done_without_and_the_next_one_still_comes
             assert pool.submit(come, 0).result(PATIENCE)
             assert len(turns._waiting) == 1
         assert patient.result(PATIENCE)
-    assert not turns._is_taken
+    assert turns._owner is None
 
 
 def test_an_error_in_a_turn_ends_it(turns: WriterQueue) -> None:
     with pytest.raises(KeyboardInterrupt), closing(turns.turn()):
         raise KeyboardInterrupt
-    assert not turns._is_taken
+    assert turns._owner is None
 
 
 def test_no_file_is_made_until_processes_meet(turns: WriterQueue, file: Path) -> None:
@@ -143,12 +143,45 @@ def test_a_process_that_is_frozen_in_its_turn_holds_no_writer_up_for_longer_than
         os.close(other)
 
 
+def test_writers_do_not_wait_for_a_frozen_process_again(
+    turns: WriterQueue, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with a_process_with_the_turn(file) as frozen:
+        os.kill(frozen, signal.SIGSTOP)
+        monkeypatch.setattr(turns_module, "LONGEST_WAIT", 0.02)
+        turns.turn(PATIENCE).close()
+        monkeypatch.setattr(turns_module, "LONGEST_WAIT", 2.0)
+        began = time.monotonic()
+        for _ in range(3):
+            turns.turn(PATIENCE).close()
+        assert time.monotonic() - began < 2
+        assert [thread.name for thread in threading.enumerate()].count("turn") == 1
+    until(lambda: all(thread.name != "turn" for thread in threading.enumerate()))
+    with closing(turns.turn()):
+        assert not can_be_locked(file)
+    turns.close()
+
+
+def test_writers_come_first_if_the_system_has_no_more_threads(
+    turns: WriterQueue, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = len(turns_module._opened)
+    with a_process_with_the_turn(file), monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+        for _ in range(3):
+            turns.turn().close()
+    assert len(turns_module._opened) <= opened
+    with closing(turns.turn(with_others=True)):
+        assert not can_be_locked(file)
+    turns.close()
+
+
 def test_a_process_that_is_forked_in_the_middle_of_a_turn_has_its_own(turns: WriterQueue) -> None:
     with closing(turns.turn()):
         child = os.fork()
         if child == 0:
             with closing(turns.turn()):
-                os._exit(0 if turns._is_taken and not turns._waiting else 1)
+                os._exit(0 if turns._owner is not None and not turns._waiting else 1)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
 
@@ -250,10 +283,54 @@ def test_writers_come_first_after_a_signal_handler_raised_an_exception_at_any_po
     for _ in interrupted_at_each_point(write, ["writer_queue.py"]):
         points += 1
         assert not with_file or not file.exists() or can_be_locked(file)
-        assert not turns._is_taken
+        assert turns._owner is None
         assert not turns._threads
     assert points > 10
     turns.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # if it raises in __del__
+def test_an_interrupted_wait_that_took_too_long_leaves_the_turn_to_its_owner(turns: WriterQueue) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(turns.turn).result()
+        for _ in interrupted_at_each_point(lambda: turns.turn(0).close(), ["writer_queue.py"]):
+            assert turns._owner is first.place
+            assert not turns._waiting
+            assert turns._threads == {first.thread}
+        first.close()
+    assert turns._owner is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # if it raises in __del__
+def test_an_interrupted_end_of_a_turn_wakes_the_next_writer_alone(turns: WriterQueue) -> None:
+    ends = threading.Semaphore(0)
+    inside: list[Turn] = []
+
+    def write() -> None:
+        with closing(turns.turn()) as turn:
+            inside.append(turn)
+            ends.acquire(timeout=PATIENCE)
+
+    with ThreadPoolExecutor(2) as pool:
+
+        def end_before_two_others() -> None:
+            turn = turns.turn()
+            for number in (1, 2):
+                pool.submit(write)
+                until(lambda number=number: len(turns._waiting) == number)
+            turn.close()
+
+        points = 0
+        for _ in interrupted_at_each_point(end_before_two_others, ["writer_queue.py"], ["close", "leave"]):
+            points += 1
+            until(lambda: inside)
+            assert turns._owner is inside.pop().place
+            assert len(turns._waiting) == 1
+            ends.release(2)
+            until(lambda: turns._owner is None)
+            inside.clear()
+        ends.release(2)
+    assert points > 3
 
 
 def assert_waits_not(turns: WriterQueue) -> None:

@@ -7,8 +7,9 @@ soon as it is free, and releases it if a process dies. This lock file is created
 time.
 
 A turn is only cooperative: SQLite's own lock protects the data. A writer waits at most `LONGEST_WAIT` for its turn, and
-then tries without it. So a process that is frozen during its turn blocks others for at most `LONGEST_WAIT`. If a writer
-fails for `LONGEST_WAIT` during its turn, it ends the turn, so that others can write, and goes on trying.
+then tries without it. So a process that is frozen during its turn blocks another process once, for at most
+`LONGEST_WAIT`. After that, the writers of the other process do not wait for it again. If a writer fails for
+`LONGEST_WAIT` during its turn, it ends the turn, so that others can write, and goes on trying.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ class WriterQueue:
     def __init__(self, file: Path) -> None:
         self._path = file.with_name(f"{file.name}-turn")
         self._lock = threading.RLock()  # a signal handler may write while its thread holds it
-        self._is_taken = False
+        self._owner: threading.Lock | None = None  # the place of the writer whose turn it is
         self._threads: set[int] = set()  # those that have a turn, or wait for one
         self._waiting: deque[threading.Lock] = deque()
         self._file: int | None = None
+        self._late: _Wait | None = None  # for a lock that took too long
         self._look_at = -math.inf
         _all.add(self)
 
     def begin_anew(self) -> None:
         """Forget the waiting threads: after a fork they do not exist in this process."""
         self._lock = threading.RLock()  # a signal handler may write while its thread holds it
-        self._is_taken = False
+        self._owner = self._late = None
         self._threads = set()
         self._waiting = deque()
         self._file, self._look_at = None, -math.inf  # already closed, with those of other turns
@@ -73,52 +75,45 @@ class WriterQueue:
         return turn
 
     def _come_first(self, turn: Turn, give_up_at: float) -> bool:
-        me = threading.get_ident()
+        me = turn.thread
         with self._lock:
-            if not self._is_taken:
-                self._is_taken, turn.queue, turn.thread = True, self, me
+            if self._owner is not None and me in self._threads:
+                return False  # a signal handler interrupted this thread, which cannot go on meanwhile
+            turn.queue = self  # first: if an exception follows, the turn leaves the queue
+            if self._owner is None:
+                self._owner = turn.place
                 self._threads.add(me)
                 return True
-            if me in self._threads:  # a signal handler interrupted this thread, which cannot go on meanwhile
-                return False
-            asleep = threading.Lock()
-            asleep.acquire()
             self._threads.add(me)
-            self._waiting.append(asleep)
-        try:
-            if moments.acquire(asleep, max(give_up_at - moments.monotonic(), 0)) or not self._give_up(asleep):
-                turn.queue, turn.thread = self, me
+            self._waiting.append(turn.place)
+        moments.acquire(turn.place, max(give_up_at - moments.monotonic(), 0))
+        with self._lock:
+            if self._owner is turn.place:
                 return True
-        except BaseException:
-            if not self._give_up(asleep):
-                self.let_next_come_first(me)
-            raise
-        finally:
-            if turn.queue is None:
-                self._threads.discard(me)
+        turn.close()
         return False
 
-    def _give_up(self, asleep: threading.Lock) -> bool:
-        """Leave the queue; return False if the turn came at that moment."""
+    def leave(self, place: threading.Lock, thread: int) -> None:
+        """Leave the queue, or end the turn and wake the next. Call it again if a signal handler raised an exception."""
         with self._lock:
-            with suppress(ValueError):
-                self._waiting.remove(asleep)
-                return True
-            return False
-
-    def let_next_come_first(self, thread: int) -> None:
-        """End the turn of a thread."""
-        with self._lock:
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._is_taken = False
+            if self._owner is place:
+                self._owner = self._waiting[0] if self._waiting else None
+                if self._owner is not None:
+                    self._waiting.popleft()
+            elif place in self._waiting:
+                self._waiting.remove(place)
+            if self._owner is not None and self._owner.locked():
+                self._owner.release()  # does nothing to an owner that is awake
             self._threads.discard(thread)
 
     def _take_file(self, turn: Turn, give_up_at: float, *, make: bool) -> None:
         """Lock the file of turns, unless it is missing, or takes too long."""
         if fcntl is None:
             return
+        if self._late is not None:
+            if not self._late.is_over:  # another process is frozen in its turn: do not wait for it again
+                return
+            self._late = None
         now = moments.monotonic()
         if self._file is None and (make or now >= self._look_at):
             self._look_at = now + _LOOK_EVERY
@@ -135,15 +130,18 @@ class WriterQueue:
                 turn.file = None
                 return
             turn.file = self._file = None  # the waiting thread closes it, unless the lock comes in time
-            if _Wait(file).until(give_up_at, turn):
+            wait = _Wait(file)
+            if wait.until(give_up_at, turn):
                 self._file = file
+            else:
+                self._late = wait
         except OSError:
             turn.file = None
 
     def close(self) -> None:
         """Close the file. The turns can be used again."""
         with self._lock:
-            if not self._is_taken and self._file is not None:
+            if self._owner is None and self._file is not None:
                 _close(self._file)
                 self._file, self._look_at = None, -math.inf
 
@@ -153,16 +151,19 @@ class Turn:
 
     ends_at = math.inf  # by when it should be closed, in seconds of `moments.monotonic`
     file: int | None = None  # the locked file of turns
-    # If it has come: its queue, and its thread.
-    queue: WriterQueue | None = None
-    thread = 0
+    queue: WriterQueue | None = None  # in which it waits or has come
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.place = threading.Lock()  # locked until it comes
+        self.place.acquire()
 
     def close(self) -> None:
         """Pass the turn on. Idempotent."""
         if self.file is not None:
             _unlock(self.file)
         if self.queue is not None:
-            self.queue.let_next_come_first(self.thread)
+            self.queue.leave(self.place, self.thread)
         self.file = self.queue = None
 
     def __del__(self) -> None:
@@ -203,6 +204,11 @@ class _Wait:
             if self._is_given_up:
                 _close(self._file)
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether it waits no longer."""
+        return self._has_it.is_set()
+
     def until(self, give_up_at: float, turn: Turn) -> bool:
         """Wait; return False if it took too long; then the file is closed when the lock comes."""
         try:
@@ -210,6 +216,9 @@ class _Wait:
             if moments.wait(self._has_it, max(give_up_at - moments.monotonic(), 0)) or not self._give_up():
                 turn.file = self._file
                 return True
+        except RuntimeError:  # the system has no more threads
+            self._has_it.set()
+            _close(self._file)
         except BaseException:
             if not self._give_up():
                 _close(self._file)
