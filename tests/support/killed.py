@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Callable, Collection, Generator
-from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -99,8 +98,9 @@ def _is_interrupted(
     tracing = sys.gettrace()
     sys.settrace(trace)
     try:
-        with suppress(Interrupted):
-            work()
+        work()
+    except Interrupted:
+        return True
     finally:
         sys.settrace(tracing)
     return left <= 0

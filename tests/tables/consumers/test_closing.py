@@ -305,3 +305,33 @@ def test_closing_again_after_an_interrupt_returns_the_messages(
         deliveries.close()
     deliveries.close()
     assert_nothing_stays(table, database)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_closing_again_returns_the_messages_after_an_interrupt_at_any_point(
+    make_table: Callable[..., MessageTable], database: Database, kind: dict[str, Any]
+) -> None:
+    table = make_table(**kind)
+    files = ("subscription.py", "leaving.py", "backend.py")
+    names = ("_leave", "_give_back", "_write_back", "leaving", "leave_behind", "transact", "_run", "_run_once")
+    put(table, "a1", "a2")
+
+    def claimed() -> TableSubscription:
+        deliveries = table.subscribe(consumer="x")
+        found = deliveries.take(10)
+        assert [one.payload for one in found] == ["a1", "a2"]
+        for one in reversed(found):
+            deliveries.put_back(one)
+        return deliveries
+
+    def close() -> None:
+        deliveries.close()
+
+    deliveries = claimed()
+    points = 0
+    for _ in interrupted_at_each_point(close, files, names):
+        points += 1
+        deliveries.close()
+        assert lease_until(database, "x") is None
+        deliveries = claimed()
+    assert points > 10

@@ -217,15 +217,21 @@ class TableSubscription(Closing):
         if self._has_left:
             return
         self._has_left = True
-        with ExitStack() as leaving:
-            if self._changes_seen is not None:
-                leaving.callback(self._changes_seen.close)
-            leaving.callback(self._consumer_heartbeat.close)
-            try:
-                self._give_back(self._row.last_seen)
-            except RefusedError as error:
-                with suppress(NotFoundError):  # messages cannot go back to a dropped table
-                    self._row.check(error)
+        try:
+            with ExitStack() as leaving:
+                if self._changes_seen is not None:
+                    leaving.callback(self._changes_seen.close)
+                leaving.callback(self._consumer_heartbeat.close)
+                try:
+                    self._give_back(self._row.last_seen)
+                except RefusedError as error:
+                    with suppress(NotFoundError):  # messages cannot go back to a dropped table
+                        self._row.check(error)
+        except Exception:
+            raise
+        except BaseException:  # of a signal handler, such as KeyboardInterrupt: `close` may be called again
+            self._has_left = False
+            raise
 
     def _give_back(self, context: TableContext) -> None:
         with leaving(context, self.consumer):
@@ -233,15 +239,19 @@ class TableSubscription(Closing):
 
     def _write_back(self, context: TableContext) -> None:
         unstarted = [delivery.leased for delivery in self._waiting]
-        self._waiting.clear()
         begun: list[Delivery] = []
-        if context.options.groups:
-            # The next consumer need not wait for the leases of unfinished messages in groups.
-            find_out(context, self._handed_out)
-            begun = [one for one in self._handed_out if not (one.over or one.undecided)]
-        if unstarted or begun:
-            leave_behind(context, self.consumer, unstarted, [one.leased for one in begun])
-            self._process_heartbeat.note_sent(-len(unstarted))
+        try:
+            if context.options.groups:
+                # The next consumer need not wait for the leases of unfinished messages in groups.
+                find_out(context, self._handed_out)
+                begun = [one for one in self._handed_out if not (one.over or one.undecided)]
+            if unstarted or begun:
+                leave_behind(context, self.consumer, unstarted, [one.leased for one in begun])
+        except Exception:  # unlike after an interrupt, they are not returned again
+            self._waiting.clear()
+            raise
+        self._waiting.clear()
+        self._process_heartbeat.note_sent(-len(unstarted))
         for delivery in begun:
             delivery.end("close")
 
