@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -449,3 +450,17 @@ def test_closing_does_not_wait_for_a_shard_whose_claim_takes_long(
     assert not closing.is_alive()
     goes_on.set()
     until(lambda: orders.stats().in_flight == 0)
+
+
+@pytest.mark.parametrize("urls", ["files"], indirect=True)
+def test_a_message_whose_shard_is_away_when_it_is_taken_comes_again_uncounted(
+    orders: ShardedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders.put("tea", id=1)
+    is_held = Mock(side_effect=[wc.UnavailableError("away"), True])
+    monkeypatch.setattr(sharded_subscription._ShardReader, "is_held", is_held)
+    with orders.subscribe() as deliveries:
+        delivery = deliveries.next_within(10_000_000_000)
+        assert delivery is not None
+        assert (delivery.id, delivery.epoch) == (1, 1)
+        delivery.ack()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NoReturn, Self
 
 from waterclock._support import moments
@@ -84,11 +83,16 @@ class ShardedSubscription(Closing):
                 reader = self._ready_reader(until)
                 if reader is None:
                     return None
-                delivery = reader.take()
+                delivery = reader.offered
+            assert delivery is not None  # noqa: S101  # it is ready
             # It may have waited here longer than its lease.
-            with suppress(UnavailableError):
-                if reader.is_held(delivery):
-                    return delivery
+            try:
+                is_held = reader.is_held(delivery)
+            except UnavailableError as error:
+                reader.take(delivery, error)
+                continue
+            if reader.take(delivery) and is_held:
+                return delivery
 
     def _ready_reader(self, until: float | None) -> _ShardReader | None:
         """Wait for a reader with a delivery, and return the next in turn; None if none comes in time."""
@@ -127,6 +131,7 @@ class _ShardReader:
         # A daemon thread, because one that waits for a dead host must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=f"waterclock-shard{shard.name}", daemon=True)
         self.offered: Delivery | None = None
+        self._error: UnavailableError | None = None  # why the delivery that was offered last was not taken
         self._offered_at = 0.0
         self.failure: BaseException | None = None
 
@@ -149,12 +154,14 @@ class _ShardReader:
         while self._thread.is_alive() and not self._away and moments.monotonic() < until:
             moments.join(self._thread, 0.05)
 
-    def take(self) -> Delivery:
-        """Take the offered delivery; the caller holds the lock."""
-        delivery, self.offered = self.offered, None
-        assert delivery is not None  # noqa: S101  # the caller has looked
-        self._changed.notify_all()
-        return delivery
+    def take(self, delivery: Delivery, error: UnavailableError | None = None) -> bool:
+        """Take the offered delivery, or return it to its shard after an error. Return False if another thread did."""
+        with self._changed:
+            if self.offered is not delivery:
+                return False
+            self.offered, self._error = None, error
+            self._changed.notify_all()
+            return True
 
     def is_held(self, delivery: Delivery) -> bool:
         """Return whether the delivery is still ours."""
@@ -202,6 +209,10 @@ class _ShardReader:
                 self._changed.notify_all()
                 moments.wait_for(self._changed, lambda: self.offered is None or self._stop.is_set())
                 taken = self._withdraw() is None
+                error, self._error = self._error, None
+            if error is not None:
+                deliveries.put_back(delivery)
+                raise error
             if not taken:
                 deliveries.put_back(delivery)
                 return
