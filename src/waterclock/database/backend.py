@@ -61,7 +61,7 @@ class _Written(threading.local):
     """The SQLite files to which this thread is writing in our own transactions."""
 
     def __init__(self) -> None:
-        self.files: set[str] = set()
+        self.files: set[str | None] = set()  # None: of a server
 
 
 _written = _Written()
@@ -286,7 +286,8 @@ class Backend:
         return self._run(partial(self._direct.lend, frame, durable=durable), work)
 
     def _run(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
-        if self._file in _written.files:
+        files = _written.files
+        if self._file is not None and self._file in files:
             return self._run_at_once(begin, work)
         patience: float = getattr(self._patience, "seconds", self._timeout)
         give_up_at = moments.monotonic() + patience
@@ -295,7 +296,9 @@ class Backend:
             pause = _FIRST_PAUSE
             while True:
                 try:
-                    return self._run_once(begin, work)
+                    files.add(self._file)
+                    with self._calls.lock, begin() as connection:
+                        return work(connection)
                 except FAILURES as error:
                     if not self._may_pass(error):
                         raise self._failure(error, f"cannot write to {self.name}") from self.cause(error)
@@ -303,6 +306,8 @@ class Backend:
                     if left <= 0:
                         was = f"{self.name} was busy or did not answer for {patience:g} s"
                         raise self._failure(error, was) from self.cause(error)
+                finally:
+                    files.discard(self._file)
                 if self._turns is not None and turn is not None:
                     if pause == _FIRST_PAUSE:
                         turn.close()
@@ -329,17 +334,6 @@ class Backend:
                     " another thread"
                 )
             raise self._failure(error, was) from self.cause(error)
-
-    def _run_once(self, begin: Callable[[], AbstractContextManager[Any]], work: Callable[[Any], _T]) -> _T:
-        if self._file is None:
-            with begin() as connection:
-                return work(connection)
-        try:
-            _written.files.add(self._file)
-            with self._calls.lock, begin() as connection:
-                return work(connection)
-        finally:
-            _written.files.discard(self._file)
 
     def _may_pass(self, error: Exception) -> bool:
         if not isinstance(error, exc.DBAPIError) or self.dialect.refusal(error) is not None:

@@ -65,6 +65,8 @@ class WriterQueue:
         """
         give_up_at = moments.monotonic() + min(seconds, LONGEST_WAIT)
         turn = Turn()
+        turn.thread, turn.place = threading.get_ident(), threading.Lock()
+        turn.place.acquire()
         try:
             if self._come_first(turn, give_up_at):
                 self._take_file(turn, give_up_at, make=with_others)
@@ -152,11 +154,8 @@ class Turn:
     ends_at = math.inf  # by when it should be closed, in seconds of `moments.monotonic`
     file: int | None = None  # the locked file of turns
     queue: WriterQueue | None = None  # in which it waits or has come
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.place = threading.Lock()  # locked until it comes
-        self.place.acquire()
+    thread: int
+    place: threading.Lock  # locked until it comes
 
     def close(self) -> None:
         """Pass the turn on. Idempotent."""
@@ -166,9 +165,7 @@ class Turn:
             self.queue.leave(self.place, self.thread)
         self.file = self.queue = None
 
-    def __del__(self) -> None:
-        # A signal handler may have raised an exception before the caller got it.
-        self.close()
+    __del__ = close  # a signal handler may have raised an exception before the caller got it
 
 
 def _close(file: int) -> None:

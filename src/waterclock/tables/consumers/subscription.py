@@ -122,8 +122,8 @@ class TableSubscription(Closing):
         self._claims = False
         self._consumer_heartbeat = keep_alive(row, request.consumer)
         self._process_heartbeat = process_heartbeat(row.last_seen)
-        self._process_heartbeat.join(self)
         self._waiting = WaitingDeliveries(lambda expired: self._process_heartbeat.note_sent(-expired))
+        self._process_heartbeat.join(self)
         self._is_exclusive = row.last_seen.options.groups == "exclusive"
         self._idle = idle_consumers(row.last_seen.backend, (row.last_seen.table_id, *request.what))
         self._purging = ConsumerPurge(self.consumer, self._idle)
