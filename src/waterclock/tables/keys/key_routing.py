@@ -74,6 +74,7 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
     is_of_few = False
     most = min(_ROUTED_AT_ONCE, max(_ROUTED_AT_LEAST, _ROUTED_FOR_EACH * wanted))
     places: set[Place] = set()
+    new_keys = 0
     for number in range(_WINDOWS):
         begun_at = after
         skips = number > 0 and after is not None and context.sql.is_bounded
@@ -84,9 +85,10 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
         is_of_few = after is not None and 0 < len(its) <= (max(1, len(window) // _FEW) if jumps else 1)
         # The row of a key stands for all its messages, and later claims mark them.
         marks = not (skips or (number and is_of_few))
-        has_new = _route(context, connection, window, now, are_locked=not skips, marks=marks)
+        added, of_new_keys = _route(context, connection, window, now, are_locked=not skips, marks=marks)
         places |= its
-        is_enough = len(places) >= wanted or after is None or not has_new
+        new_keys += of_new_keys
+        is_enough = len(places) >= wanted or after is None or not added
         if (jumps and is_of_few) or (is_enough and not is_of_few and (after is not None or begun_at is None)):
             break
     if after is not None and jumps:
@@ -95,7 +97,7 @@ def route_keys(context: TableContext, connection: SqlConnection, now: int, wante
     elif after is not None and context.turns.looks_ahead(moments.monotonic(), _LOOK_AHEAD_EVERY):
         found = _look_for_keys(context, connection, after)
         _route(context, connection, found, now, are_locked=False, marks=False)
-    if after is not None:
+    if after is not None and not new_keys:  # otherwise, one more new key would wait for its turn behind these
         found = _look_at_newest(context, connection, places)
         _route(context, connection, found, now, are_locked=False, marks=False, are_first=False)
     context.turns.routed = after
@@ -235,10 +237,11 @@ def _route(
     are_locked: bool,
     marks: bool,
     are_first: bool = True,
-) -> bool:
-    """Add or advance the rows of the keys of new messages; return whether there were new keys.
+) -> tuple[int, int]:
+    """Add or advance the rows of the keys of new messages.
 
-    Unless they ``are_first``, other new messages of the same key and priority may be due earlier.
+    Returns the number of rows that were missing, and that of keys without any row. Unless the messages ``are_first``,
+    other new ones of the same key and priority may be due earlier.
     """
     new: dict[Place, list[Any]] = {}
     seqs: dict[Place, list[int]] = {}
@@ -249,7 +252,7 @@ def _route(
         new.setdefault(place, []).append(row)
         seqs.setdefault(place, []).append(row.seq)
     if not new:
-        return False
+        return 0, 0
     exist, locked = known(context, connection, {key for key, _ in new})
     if context.sql.begins_at_constants:  # a claim searches only known levels
         learn_tiers(context, {tier_of(context, level) for _, level in new})
@@ -258,12 +261,13 @@ def _route(
     add(context, connection, added, {level for _, level in missing}, are_locked=are_locked, are_first=are_first)
     noted = {place: (row, new[place]) for place, row in locked.items() if place in new}
     _note(context, connection, noted, now, are_first=are_first)
+    counts = len(missing), len({key for key, _ in missing} - {key for key, _ in exist})
     if not marks:
-        return bool(missing)
+        return counts
     routed = [seq for place, its in seqs.items() if place in locked or place not in exist for seq in its]
     if routed:
         execute_later(connection, (_marking(context), {"seqs": sorted(routed)}))
-    return bool(missing)
+    return counts
 
 
 def _note(
