@@ -21,17 +21,23 @@ are locked, it tries ``_MORE`` times as many: a process that was stopped during 
 _MORE = 8
 
 
+class _Further(NamedTuple):
+    """The statements that find more rows: ``again`` locks those that are free, ``behind`` finds one that it misses."""
+
+    again: sa.Select[*tuple[Any, ...]]
+    behind: sa.Select[*tuple[Any, ...]]
+    order: tuple[str, ...]
+
+
 class LockingSearch(NamedTuple):
     """The statements of a search.
 
-    If ``first`` finds rows without locks, and then locks them by their keys (`TableDialect.locks_by_key`), ``again``
-    finds more of them, and locks those that are free. ``behind`` finds a row that ``again`` has not tried.
+    If ``first`` finds rows without locks, and then locks them by their keys (`TableDialect.locks_by_key`), there are
+    ``further`` ones.
     """
 
     first: sa.Select[*tuple[Any, ...]]
-    again: sa.Select[*tuple[Any, ...]] | None = None
-    behind: sa.Select[*tuple[Any, ...]] | None = None
-    order: tuple[str, ...] = ()
+    further: _Further | None = None
 
 
 def locking_search(
@@ -60,7 +66,7 @@ def locking_search(
     most = sa.bindparam("most", type_=sa.Integer)
     again = locked(seen.limit(most).subquery("seen"), is_outer=False).prefix_with("STRAIGHT_JOIN").limit(count)
     behind = seen.limit(sa.literal_column("1")).offset(most)
-    return LockingSearch(first, again, behind, tuple(f"seen_{column.name}" for column in order))
+    return LockingSearch(first, _Further(again, behind, tuple(f"seen_{column.name}" for column in order)))
 
 
 def lock_found(connection: SqlConnection, searches: Sequence[LockingSearch], values: Mapping[str, Any]) -> list[Any]:
@@ -73,18 +79,16 @@ def lock_found(connection: SqlConnection, searches: Sequence[LockingSearch], val
     results = execute_all(connection, [(one.first, values) for one in searches])
     for search, result in zip(searches, results, strict=True):
         rows = list(result)
-        if search.again is not None:
+        if search.further is not None:
             if any(row.level is None for row in rows):
-                rows = _lock_free(connection, search, values)
-            rows.sort(key=attrgetter(*search.order))
+                rows = _lock_free(connection, search.further, values)
+            rows.sort(key=attrgetter(*search.further.order))
         found += rows
     return found
 
 
-def _lock_free(connection: SqlConnection, search: LockingSearch, values: Mapping[str, Any]) -> list[Any]:
+def _lock_free(connection: SqlConnection, search: _Further, values: Mapping[str, Any]) -> list[Any]:
     """Lock the first free rows of a search, however many locked ones stand before them."""
-    assert search.again is not None  # noqa: S101  # the caller has checked it
-    assert search.behind is not None  # noqa: S101  # as above
     most = _TRIED * values["count"] + _TRIED_AT_LEAST
     while True:
         tried = {**values, "most": most}
